@@ -27,14 +27,14 @@ namespace {
 
 constexpr int kUsage = 2;
 
-/// The secret that launchers of several nodes share: from the file, or from what the environment names.
+/// The secret that the launchers of several nodes share, from --secret-file or from the environment.
 Secret shared_secret(const LaunchOptions& options) {
   const std::string& path = options.secret_file;
   if (!path.empty()) return secret_from_file(path, fmt::format("--secret-file is \"{}\"", path));
   return secret_from_environment().value_or(Secret::none());
 }
 
-/// Workers inherit the environment: what they would refuse, each for itself, is refused before any of them is started.
+/// Checks the environment that workers inherit once, before any worker is started and refuses it on its own.
 void check_variables(const LaunchOptions& options) {
   const Environment environment = worker_group_settings(options).environment;
   warn_of_unknown_variables_for_children(environment);
@@ -64,9 +64,9 @@ void check(const LaunchOptions& options) {
   check_variables(options);
 }
 
-/// The role of this launcher in the job: found out before anything is started.
+/// This launcher's role in the job, determined before anything is started.
 struct LauncherRole {
-  UniqueFd listener = {};  // none: it is a member, or the job has one node
+  UniqueFd listener = {};  // empty: it is a member, or the job has one node
   Address master = {};     // one node: where rank 0 listens
   Secret secret = {};
   bool member = false;
@@ -119,7 +119,7 @@ int run_agent(const LaunchOptions& options, UniqueFd control) {
   }
 }
 
-/// The MPS daemon of this node, not yet started; none where one is given, or with --hosts, whose agents start theirs.
+/// This node's MPS daemon, not yet started. Null if the user runs one, or with --hosts, where agents start their own.
 std::unique_ptr<MpsDaemon> make_daemon(const LaunchOptions& options) {
   if (!options.share_gpu) return nullptr;
   const std::string given = given_mps_folder(options);

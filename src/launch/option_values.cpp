@@ -35,7 +35,7 @@ std::optional<int> number(std::string_view text, int low, int high) {
   return value;
 }
 
-// A host that begins with a dash would be an option of ssh.
+// ssh would read a host that starts with a dash as an option.
 bool is_host(std::string_view text) {
   if (text.empty() || text.size() > kMaxHostBytes || text.front() == '-') return false;
   return std::all_of(text.begin(), text.end(), [](unsigned char c) {
@@ -44,7 +44,7 @@ bool is_host(std::string_view text) {
   });
 }
 
-/// Splits "host:rest", "[v6]:rest"; rest is empty when there is none. Nothing if it is malformed.
+/// The parts of "host:rest" or "[v6]:rest".
 struct Parts {
   std::string_view host;
   std::string_view rest;
@@ -61,7 +61,7 @@ std::optional<Parts> split_host(std::string_view text) {
     parts.has_rest = !after.empty();
     if (parts.has_rest) parts.rest = after.substr(1);
   } else if (text.find(':') != text.rfind(':')) {
-    parts.host = text;  // an IPv6 address and no number: that would need brackets
+    parts.host = text;  // an IPv6 address without a number, which would need brackets
   } else {
     const auto colon = text.find(':');
     parts.host = text.substr(0, colon);
@@ -177,7 +177,7 @@ int parse_process_count(std::string_view text, int gpus, int cores, std::string_
   if (text == "cpu") return cores;
   if (text == "auto") return gpus > 0 ? gpus : cores;
   const auto count = number(text, 1, kMaxProcessesPerNode);
-  // `maniple run -n ./train`: the program was taken for the number.
+  // `maniple run -n ./train`: the program was parsed as the number.
   const bool word = !text.empty() && text.find_first_of("0123456789-=") != 0;
   MANIPLE_REQUIRE(count.has_value(), "{} is \"{}\"; expected a number of processes from 1 to {}, auto, gpu or cpu{}",
                   option, text, kMaxProcessesPerNode,

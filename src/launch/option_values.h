@@ -1,6 +1,5 @@
-// The values of the launcher's options, as people write them: hosts, addresses, assignments, numbers. Pure; everything
-// here throws InvalidArgument in one line that names the option (`option`: as it was typed), what it holds and what was
-// expected.
+// Parses the values of the launcher's options: hosts, addresses, assignments, numbers. Pure. Every function throws
+// InvalidArgument with one line that names the option (`option`: as typed), its value and what was expected.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +12,14 @@ namespace maniple::launch {
 /// A host and how many processes it takes.
 struct HostSlots {
   std::string host;
-  int slots = 0;  ///< 0: not said
+  int slots = 0;  ///< 0: not given
   friend bool operator==(const HostSlots&, const HostSlots&) = default;
 };
 
-/// "a:4,b:4" or "a,b"; an IPv6 address with a number stands in brackets: "[fd00::1]:4".
+/// "a:4,b:4" or "a,b". An IPv6 address with a number needs brackets: "[fd00::1]:4".
 std::vector<HostSlots> parse_hosts(std::string_view text);
 
-/// A line for each host: "a:4", "a 4", "a slots=4" or "a"; # begins a comment. `name` is for messages.
+/// One line per host: "a:4", "a 4", "a slots=4" or "a"; # starts a comment. `name` is used in messages.
 std::vector<HostSlots> parse_hostfile(std::string_view text, std::string_view name);
 
 /// Reads and parses the file.
@@ -31,15 +30,15 @@ struct MasterAddress {
   std::uint16_t port = 0;
   friend bool operator==(const MasterAddress&, const MasterAddress&) = default;
 };
-/// "host:port" or "host" (port 29500, as everywhere in the PyTorch world).
+/// "host:port" or "host" (port 29500, PyTorch's default).
 MasterAddress parse_master(std::string_view text, std::string_view option = "--master");
 /// "10.0.0.1:29500", "[::1]:29500"
 std::string to_string(const MasterAddress& place);
 
-/// Processes per node: a number, or "auto" (as many as GPUs, else cores), "gpu", "cpu".
+/// Processes per node: a number, "gpu", "cpu", or "auto" (the number of GPUs, or of cores if there are no GPUs).
 int parse_process_count(std::string_view text, int gpus, int cores, std::string_view option = "-n");
 
-/// "NAME=VALUE" or "NAME" (the value of the launcher's own environment; nothing if it is not set there).
+/// "NAME=VALUE", or "NAME" for the value in the launcher's own environment; ignored if it is not set there.
 struct Assignment {
   std::string name;
   std::string value;

@@ -31,11 +31,11 @@ int milliseconds(Seconds seconds) { return static_cast<int>(std::min(seconds.cou
 
 }  // namespace
 
-/// What the poller's thread and that of the heartbeat share. Only the former reads and closes.
+/// State shared by the poller's thread and the heartbeat thread. Only the poller's thread reads and closes.
 struct AgentLink::Wire {
   explicit Wire(SecureConnection connection) : stream(std::move(connection), length_prefixed<kMaxAgentMessage>()) {}
 
-  Mutex mutex;  // for all but reading from the stream
+  Mutex mutex;  // guards everything except reading from the stream
   MessageStream stream;
   std::string beat MANIPLE_GUARDED_BY(mutex);
   Seconds interval MANIPLE_GUARDED_BY(mutex){};
@@ -45,11 +45,11 @@ struct AgentLink::Wire {
     MessageStream& stream = wire->stream;
     if (!stream.is_open()) return;
     stream.flush();
-    if (stream.idle()) {  // whatever waits is as good a sign of life
+    if (stream.idle()) {  // a queued message serves as a heartbeat, too
       stream.queue(wire->beat);
       stream.flush();
     }
-    // The loop is not kept alive by its own timer, but it is there whenever the timer fires.
+    // The timer does not keep the loop alive, but the loop exists whenever the timer fires.
     loop.call_at(Deadline::after(wire->interval), [wire, &loop] { send_heartbeats(wire, loop); });
   }
 };
@@ -84,7 +84,7 @@ void AgentLink::set_heartbeat(const Heartbeat& heartbeat) {
     wire_->interval = heartbeat.interval;
     wire_->beat = frame_of(beat);
   }
-  set_keepalive(wire_->stream.fd(), 2 * heartbeat.silence_limit.count());  // for when not even this process runs
+  set_keepalive(wire_->stream.fd(), 2 * heartbeat.silence_limit.count());  // works even while this process is stopped
   poller_.cancel(timer_);
   timer_ = poller_.call_after(heartbeat.silence_limit / kLooksPerLimit, [this] { look_for_silence(); });
 }
@@ -94,7 +94,7 @@ void AgentLink::send(const AgentMessage& message) {
   MessageStream& stream = wire_->stream;
   if (!stream.is_open()) return;
   stream.queue(frame_of(message));
-  stream.flush();  // reading notices if the connection is broken
+  stream.flush();  // a broken connection is detected when reading
   poller_.modify(stream.fd(), stream.idle() ? EPOLLIN : EPOLLIN | EPOLLOUT);
 }
 
@@ -121,7 +121,7 @@ void AgentLink::read_some() {
     case MessageStream::Received::State::nothing: return;
     case MessageStream::Received::State::end: return lose(kLauncherGone);
     case MessageStream::Received::State::broken:
-      // ETIMEDOUT is the keepalive's.
+      // ETIMEDOUT comes from keepalive.
       return lose(received.error == ETIMEDOUT ? silence_text(Poller::Clock::now() - heard_)
                                               : errno_text(received.error));
     case MessageStream::Received::State::bytes: break;
@@ -129,7 +129,7 @@ void AgentLink::read_some() {
   try {
     for (;;) {
       const auto message = stream.next();
-      if (stream.heard() > heard_) {  // only what is authentic is a sign of life
+      if (stream.heard() > heard_) {  // only authenticated messages count as a sign of life
         heard_ = stream.heard();
         silence_reported_ = false;
       }
@@ -160,8 +160,8 @@ void AgentLink::look_for_silence() {
   const auto alive = alive_;
   const Seconds period = heartbeat_.silence_limit / kLooksPerLimit;
   auto now = Poller::Clock::now();
-  // If it is this thread that was held up (by a slow disk, by SIGSTOP), the silence of the other proves nothing: what
-  // it said meanwhile is read, and it has the whole time again.
+  // If this thread was held up (by a slow disk, by SIGSTOP), the peer's silence proves nothing. Read what has arrived
+  // meanwhile and restart the limit.
   const bool held_up = now - std::exchange(looked_, now) > 4 * period;
   if (held_up || now - heard_ > heartbeat_.silence_limit) {
     read_some();

@@ -1,9 +1,9 @@
-// A connection between two launchers of a job: authenticated messages (see comm/net/message_stream.h), so that nobody
-// on the way can change what is executed.
+// A connection between two launchers of a job. Messages are authenticated (see comm/net/message_stream.h), so that
+// nobody on the way can change what is executed.
 //
-// Both ends send heartbeats, from a thread of its own: a launcher that is busy with logs, or waits for a slow disk, is
-// not silent. One that receives nothing at all for longer than the limit sends that it drops the other (which may be
-// stopped, and read this when it goes on), and closes.
+// Both ends send heartbeats from a separate thread, so a launcher that is busy with logs or waits for a slow disk does
+// not fall silent. An end that receives nothing for longer than the limit sends `dropped` and closes the connection. A
+// stopped launcher reads that message when it continues.
 #pragma once
 
 #include <functional>
@@ -18,27 +18,27 @@
 
 namespace maniple::launch {
 
-/// Why a link is lost when the process at its other end has ended, or closed it.
+/// The reason passed to `lost` when the peer has ended or has closed the connection.
 inline constexpr const char* kLauncherGone = "its launcher has ended";
 
 class AgentLink {
  public:
   struct Events {
-    std::function<void(const AgentMessage&)> received;    ///< all but heartbeats
-    std::function<void(const std::string& reason)> lost;  ///< once; the link may be destroyed in it
-    /// Nothing was heard for longer than the limit, but there is tolerance left. May be empty.
+    std::function<void(const AgentMessage&)> received;    ///< not called for heartbeats
+    std::function<void(const std::string& reason)> lost;  ///< called once; may destroy the link
+    /// The peer was silent for longer than the limit, but the tolerance is not used up. May be empty.
     std::function<void(std::chrono::duration<double> silence)> silent = {};
   };
   struct Options {
     Heartbeat heartbeat = {};
-    std::chrono::duration<double> tolerance{0};  ///< how long to go on waiting for one that is silent
-    bool adopt = false;                          ///< take over the other's heartbeat: that of the coordinator counts
+    std::chrono::duration<double> tolerance{0};  ///< how long to wait for a silent peer beyond the limit
+    bool adopt = false;                          ///< use the peer's heartbeat settings: the coordinator's win
   };
   AgentLink(Poller& poller, SecureConnection connection, const Options& options, Events events);
   ~AgentLink();
 
   void send(const AgentMessage& message);
-  /// Nothing is left to be sent.
+  /// All messages have been sent.
   bool drained() const;
 
  private:

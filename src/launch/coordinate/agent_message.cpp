@@ -23,7 +23,7 @@ std::vector<std::string> get_list(ByteReader& in, std::uint32_t most, std::size_
   return list;
 }
 
-/// The numbers of a message in the order in which they travel.
+/// Visits a message's numbers in wire order.
 template <class Message, class Visit>
 void each_number(Message& message, Visit visit) {
   visit(message.generation);

@@ -1,23 +1,22 @@
-// The messages between the launchers of one job. One of them coordinates (see coordinator.h); each node, the
-// coordinator's own too, carries out what it is sent and reports.
+// The messages between the launchers of one job. One launcher coordinates (see coordinator.h). Every node, including
+// the coordinator's own, carries out the coordinator's messages and reports back.
 //
 //   node       join                                     coordinator
-//                                             job       what to run (only for nodes that were started by the
-//                                                       coordinator)
+//                                             job       what to run (only for nodes that the coordinator started)
 //                                         reserve       to the node of rank 0: find an address and port for rank 0
 //              reserved
 //                                           start       your assignments
 //              failed, finished
-//              waiting, absent                          a rank waits in init(); one exited with 0 without having called
-//                                                       it
-//              exited                                   a rank exited with 0: the first of the node
+//              waiting, absent                          a rank waits in init(); a rank exited with 0 without calling
+//                                                       init()
+//              exited                                   the node's first rank to exit with 0
 //              interrupt                                a signal (Ctrl-C) ended the job here
-//                                     verdict, stop       what to show the user; end your workers
+//                                     verdict, stop       text for the user; end your workers
 //              stopped
 //              signal                     signal       pass it on to your workers (Ctrl-Z on one node stops all)
 //                                            quit       exit with this code
-//              alive                       alive       every so often, see agent_link.h
-//              dropped                   dropped       you were silent for too long: you no longer belong to the job
+//              alive                       alive       heartbeat, see agent_link.h
+//              dropped                   dropped       you were silent for too long and no longer belong to the job
 #pragma once
 
 #include <cstdint>
@@ -52,29 +51,29 @@ struct AgentMessage {
   };
   Kind kind = Kind::join;
   int generation = 0;
-  int restarts = 0;    ///< start: how often the group was started again after a failure
-  int node_rank = -1;  ///< join: the requested one, -1 for any
+  int restarts = 0;    ///< start: restarts after a failure so far
+  int node_rank = -1;  ///< join: the requested node rank, -1 for any
   int node_count = 0;
-  int processes = 0;  ///< join: how many this node takes, 0 for what the job says
+  int processes = 0;  ///< join: processes on this node, 0 for the job's setting
   int devices_per_process = 0;
   int first_rank = 0;  ///< start: global rank of the node's first process
   int world_size = 0;
-  int core_first = 0;  ///< start: the node's first among the ranks that share the cores of its machine
-  int core_total = 0;  ///< start: how many ranks do
-  int min_nodes = 0;   ///< join: --nnodes of the node, to be compared
+  int core_first = 0;  ///< start: index of the node's first rank among the ranks on its machine's cores
+  int core_total = 0;  ///< start: number of ranks that share its machine's cores
+  int min_nodes = 0;   ///< join: the node's --nnodes, which must match the coordinator's
   int max_nodes = 0;
-  int signal = 0;         ///< stop, interrupt, signal
-  int grace_ms = 0;       ///< stop
-  int code = 0;           ///< quit
-  int port = 0;           ///< reserved, start
-  int heartbeat_ms = 0;   ///< alive: between two of them
-  int silence_ms = 0;     ///< alive: the longest silence; dropped: how long it was
-  std::string host = {};  ///< join: the name of the host; reserved, start: address for rank 0
-  std::string text = {};  ///< verdict, quit, signal: for people; may be empty. job, start: the name of the job.
-                          ///< join: core_set_id()
-  std::vector<std::string> settings = {};  ///< job: settings, see job_settings.h. join: a name of the launcher's
-                                           ///< process, by which one that connects again is recognised
-  RankExit exit = {};  ///< failed, absent; waiting, exited: its rank; stop: the reported cause's rank, -1: none
+  int signal = 0;                          ///< stop, interrupt, signal
+  int grace_ms = 0;                        ///< stop
+  int code = 0;                            ///< quit
+  int port = 0;                            ///< reserved, start
+  int heartbeat_ms = 0;                    ///< alive: heartbeat interval
+  int silence_ms = 0;                      ///< alive: the longest allowed silence; dropped: the actual silence
+  std::string host = {};                   ///< join: host name; reserved, start: address for rank 0
+  std::string text = {};                   ///< verdict, quit, signal: for people; may be empty. job, start: job name.
+                                           ///< join: core_set_id()
+  std::vector<std::string> settings = {};  ///< job: settings, see job_settings.h. join: a name for the launcher
+                                           ///< process, which identifies it when it reconnects
+  RankExit exit = {};  ///< failed, absent: the exit; waiting, exited: its rank; stop: rank of the reported cause or -1
 
   friend bool operator==(const AgentMessage&, const AgentMessage&) = default;
 };

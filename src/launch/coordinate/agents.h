@@ -1,4 +1,4 @@
-// The two kinds of agent: one coordinates the job, the others are its members.
+// The two kinds of agent: the coordinator of a job, and its members.
 #pragma once
 
 #include "comm/base/unique_fd.h"
@@ -8,15 +8,15 @@
 
 namespace maniple::launch {
 
-/// The whole job on this node, or the coordinator of several. `listener` is where other launchers connect; none: only
-/// this node, and rank 0 listens at `master` (port 0: any). The result is the exit code.
+/// Runs a job on this node alone, or coordinates the nodes of a larger job. Other launchers connect to `listener`.
+/// Without a listener the job has only this node, and rank 0 listens at `master` (port 0: any). Returns the exit code.
 int run_coordinator(const LaunchOptions& options, UniqueFd control, UniqueFd listener, const Address& master,
                     const Secret& secret);
 
-/// A node that connects to the coordinator at `options.master`.
+/// Runs a node that connects to the coordinator at `options.master`.
 int run_member(const LaunchOptions& options, UniqueFd control, const Secret& secret);
 
-/// A node that was started by the coordinator, which sends it what to run.
+/// Runs a node that the coordinator started. The coordinator sends it what to run.
 int run_started_member(const MasterAddress& coordinator, int node_rank, UniqueFd control, const Secret& secret);
 
 }  // namespace maniple::launch

@@ -23,7 +23,7 @@ Coordinator::Coordinator(CoordinatorOptions options, Effects effects)
 
 void Coordinator::begin() { enter(State::gathering); }
 
-/// The one way into a state of the job: timers of the state before stop, those of the new one begin.
+/// The only way to change the job's state: stops the old state's timers and starts the new state's.
 void Coordinator::enter(State state) {
   for (const Timer timer : {Timer::join_timeout, Timer::join_window, Timer::reminder, Timer::verdict, Timer::restart}) {
     effects_.stop_timer(timer);
@@ -36,20 +36,20 @@ void Coordinator::enter(State state) {
   if (state == State::restart_delay) effects_.set_timer(Timer::restart, options_.restarts.delay_before(failures_));
 }
 
-/// The one way into a state of a node.
+/// The only way to change a node's state.
 void Coordinator::move(Node node, NodeState state) {
   NodeInfo& info = nodes_.at(node);
-  if (info.state == NodeState::leaving && state == NodeState::stopping) return;  // it still leaves
+  if (info.state == NodeState::leaving && state == NodeState::stopping) return;  // it leaves all the same
   info.state = state;
 }
 
-/// The nodes that the next group can have.
+/// The number of nodes available to the next group.
 int Coordinator::staying() const {
   return static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(),
                                         [](const auto& entry) { return entry.second.state != NodeState::leaving; }));
 }
 
-// --- who belongs to the job ---
+// --- membership ---
 
 std::string Coordinator::refusal(const AgentMessage& join) const {
   if (state_ == State::done) return "the job has ended";
@@ -92,7 +92,7 @@ void Coordinator::joined(Node node, const AgentMessage& join) {
                           .devices_per_process = join.devices_per_process};
   lost_hosts_.erase(join.host);
   if (state_ == State::gathering) return check_start();
-  if (state_ == State::reserving) return stop_all(SIGTERM, options_.grace);  // nothing runs yet: formed again at once
+  if (state_ == State::reserving) return stop_all(SIGTERM, options_.grace);  // nothing runs yet: regroups at once
   if (state_ == State::running && exits_.empty()) {
     effects_.print(
         fmt::format("maniple: host {} joins: the group is re-formed with {} nodes", join.host, nodes_.size()));
@@ -111,7 +111,7 @@ void Coordinator::lost(Node node, const std::string& reason) {
                          ? fmt::format("maniple: node {} (host {}) is lost: {}", info.node_rank, info.host, reason)
                          : fmt::format("maniple: host {} was lost before the start: {}", info.host, reason);
   const bool forms = state_ == State::reserving || state_ == State::running || state_ == State::stopping;
-  // Those that have finished or leave are not needed any more, nor are late ones while a complete group runs.
+  // The job does not need nodes that have finished or are leaving, nor late ones while a complete group runs.
   const bool needed = info.state == NodeState::assigned || info.state == NodeState::running ||
                       info.state == NodeState::stopping || (state_ == State::stopping && !info.in_group());
   if (!forms || !needed || next_ == Next::quit) {
@@ -169,7 +169,7 @@ void Coordinator::check_start() {
 }
 
 std::vector<Coordinator::Node> Coordinator::in_order() const {
-  // Nodes with a --node-rank have that rank; the others fill the gaps in the order of arrival.
+  // Nodes with --node-rank get that rank; the others fill the gaps in order of arrival.
   std::vector<Node> with, without;
   for (const auto& [node, info] : nodes_) (info.requested_rank >= 0 ? with : without).push_back(node);
   std::sort(with.begin(), with.end(),
@@ -217,7 +217,7 @@ void Coordinator::start_all(const AgentMessage& reserved) {
   start.world_size = world_size_;
   start.host = reserved.host;
   start.port = reserved.port;
-  std::map<std::string, int> sharing, placed;  // ranks on each set of cores: all, and those that have theirs
+  std::map<std::string, int> sharing, placed;  // ranks per core set: total, and assigned so far
   for (const auto& [node, info] : nodes_) sharing[info.core_set] += info.processes;
   for (const Node node : in_order()) {
     const NodeInfo& info = nodes_.at(node);
@@ -229,7 +229,7 @@ void Coordinator::start_all(const AgentMessage& reserved) {
     move(node, NodeState::running);
     effects_.send(node, start);
     start.first_rank += start.processes;
-    if (state_ != State::running) return;  // the first node could not even start
+    if (state_ != State::running) return;  // the first node failed to start
   }
 }
 

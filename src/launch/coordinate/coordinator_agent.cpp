@@ -152,7 +152,7 @@ class CoordinatorAgent {
     coordinator_.lost(node, reason);
   }
 
-  /// A launcher that lost its connection and is back before this side has noticed.
+  /// Drops the old connection of a launcher that has reconnected before this side noticed the loss.
   void drop_earlier(const std::string& id) {
     for (const auto& [node, agent] : agents_) {
       if (agent.id == id) return on_lost(node, "its connection broke, and it has connected again");
@@ -185,8 +185,8 @@ class CoordinatorAgent {
     coordinator_.joined(node, join);
   }
 
-  /// Ctrl-Z here stops the workers of all nodes, and SIGCONT continues them: half a job would only wait for the other
-  /// half, and take it for dead. SIGUSR1 and SIGUSR2 go to the workers that this launcher has started.
+  /// Ctrl-Z stops the workers on all nodes, and SIGCONT continues them. If only some were stopped, the others would
+  /// wait for them and take them for dead. SIGUSR1 and SIGUSR2 go only to the workers that this launcher has started.
   void pass_on(int signal) {
     if (signal == SIGSTOP || signal == SIGCONT) process_.console().pause(signal == SIGSTOP);
     if (signal == SIGSTOP || signal == SIGCONT || remote_)
@@ -205,13 +205,13 @@ class CoordinatorAgent {
     return !remote_ || remote_->gone();
   }
 
-  /// For `maniple ps`: written when the ranks are up, then kept true about once a second.
+  /// For `maniple ps`: written when the ranks are up, then updated about once a second.
   void record() {
     if (!record_ && coordinator_.state() == Coordinator::State::running) {
       JobInfo info{.id = job_,
                    .command = fmt::format("{}", fmt::join(options_.command, " ")),
                    .world_size = coordinator_.world_size(),
-                   .pid = supervisor_pid()};  // the one that takes signals
+                   .pid = supervisor_pid()};  // the process that takes signals
       for (const HostSlots& host : options_.hosts) info.hosts.push_back(host.host);
       if (info.hosts.empty()) info.hosts.push_back(own_host_name());
       record_ = std::make_unique<JobRecord>(std::move(info));
@@ -252,10 +252,10 @@ class CoordinatorAgent {
   std::unique_ptr<LauncherListener> listener_;
   std::map<Coordinator::Node, std::unique_ptr<AgentLink>> links_;
   struct Agent {
-    std::string id;  // of its process
-    int host = -1;   // with --hosts: its place in the list
+    std::string id;  // identifies its process
+    int host = -1;   // with --hosts: its index in the list
   };
-  std::map<Coordinator::Node, Agent> agents_;  // those that have joined
+  std::map<Coordinator::Node, Agent> agents_;  // agents that have joined
   std::unique_ptr<RemoteStart> remote_;
   std::unique_ptr<JobRecord> record_;
   Coordinator::Node next_node_ = kOwnNode + 1;

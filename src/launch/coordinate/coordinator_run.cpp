@@ -1,4 +1,4 @@
-// The coordinator while the group runs: failures, signals, and how the job is stopped.
+// The coordinator while the group runs: failures, signals, stopping the job.
 #include <algorithm>
 #include <csignal>
 #include <utility>
@@ -13,7 +13,7 @@ namespace {
 using Kind = AgentMessage::Kind;
 using Seconds = std::chrono::duration<double>;
 
-// Ranks that wait for a dead one fail milliseconds after it: time for the cause itself to be seen.
+// Ranks that wait for a dead rank fail milliseconds after it. The delays leave time to see the cause itself.
 constexpr Seconds kVerdictForCause{0.15};
 constexpr Seconds kVerdictSoon{0.01};
 constexpr Seconds kVerdictNodes{0.05};
@@ -56,7 +56,7 @@ void Coordinator::received(Node node, const AgentMessage& message) {
       if (first_done_.empty()) first_done_ = fmt::format("rank {} (host {})", message.exit.rank, found->second.host);
       return;
     case Kind::finished:
-      if (found->second.state != NodeState::running) return;  // told to stop: it replies to that
+      if (found->second.state != NodeState::running) return;  // it was sent `stop` and will reply `stopped`
       move(node, NodeState::finished);
       if (first_done_.empty()) {
         first_done_ = fmt::format("node {} (host {})", found->second.node_rank, found->second.host);
@@ -74,7 +74,7 @@ void Coordinator::received(Node node, const AgentMessage& message) {
   }
 }
 
-/// A rank that has exited will not call init() any more: the others would wait for it until the time-out of init().
+/// Fails a rank that exited without calling init(): the other ranks would wait for it until init() times out.
 void Coordinator::check_absent() {
   if (state_ != State::running || !absent_ || !waiting_) return;
   absent_->cause = fmt::format(
@@ -98,7 +98,7 @@ void Coordinator::decide() {
   stop_all(SIGTERM, options_.grace, cause.rank);
 }
 
-/// Shows the text to the users of the other launchers.
+/// Shows the text to the other launchers' users.
 void Coordinator::show_on_all(const std::string& text) {
   AgentMessage verdict{.kind = Kind::verdict};
   verdict.text = text;
@@ -120,8 +120,7 @@ void Coordinator::follow(Next next, int code) {
   if (next == Next::restart_if_allowed) ++failures_;
 }
 
-/// Nodes on which nothing was started have nothing to end, and are not waited for.
-/// `reported`: see WorkerGroup::end.
+/// Stops all nodes. Does not wait for nodes on which nothing was started. `reported`: see WorkerGroup::end.
 void Coordinator::stop_all(int signal, std::chrono::duration<double> grace, int reported) {
   enter(State::stopping);
   AgentMessage stop{.kind = Kind::stop};
@@ -152,7 +151,8 @@ void Coordinator::check_stopped() {
   enter(State::restart_delay);
 }
 
-/// A scheduler that takes a machine away sends SIGTERM to its launcher. False: the job needs the node.
+/// Handles SIGTERM to a node's launcher, for instance from a scheduler that withdraws the machine. False: the job needs
+/// the node.
 bool Coordinator::leave(Node node, int signal) {
   const auto found = nodes_.find(node);
   if (found == nodes_.end() || state_ == State::done || signal != SIGTERM || next_ == Next::quit) return false;
@@ -175,7 +175,7 @@ bool Coordinator::leave(Node node, int signal) {
   return true;
 }
 
-/// Sends a node away whose launcher got SIGTERM; the job goes on.
+/// Releases a node whose launcher got SIGTERM; the job goes on.
 void Coordinator::release(Node node) {
   AgentMessage quit{.kind = Kind::quit};
   quit.code = 128 + SIGTERM;
@@ -224,7 +224,7 @@ void Coordinator::pass_on(Node from, int signal, const std::string& host) {
 void Coordinator::fail(const std::string& text, int code) {
   if (state_ == State::done || next_ == Next::quit) return;
   if (!text.empty()) effects_.print(text);
-  follow(Next::quit, code);  // ends like an interruption: no restart, this code
+  follow(Next::quit, code);  // ends like an interruption: without a restart, with this code
   if (state_ != State::stopping) stop_all(SIGTERM, options_.grace);
 }
 

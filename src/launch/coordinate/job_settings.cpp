@@ -63,7 +63,7 @@ WorkerGroupSettings worker_group_settings(const LaunchOptions& options) {
                                .share_gpu = options.share_gpu,
                                .devices_per_node = options.devices_per_node};
   if (options.terminal_output && !shows_colours(options.console)) {
-    // What the workers see as a terminal ends in a file or a pipe.
+    // The workers' pseudo-terminal ends in a file or a pipe.
     set_variable(settings.environment, "TERM", "dumb");
     set_variable(settings.environment, "NO_COLOR", "1");
   }

@@ -85,7 +85,7 @@ LauncherListener::LauncherListener(Poller& poller, UniqueFd listener, const Iden
                             }
                             const std::uint64_t one = 1;
                             const ssize_t written = ::write(queue->event.get(), &one, sizeof one);
-                            (void)written;  // it only fails when the event is set already
+                            (void)written;  // fails only if the event is already set
                           }});
 }
 
@@ -112,8 +112,8 @@ bool is_listened_on(const Address& address) {
   }
 }
 
-/// Two launchers that ask for the port in the same instant may both get EADDRINUSE. So that only counts once somebody
-/// listens there; otherwise it is tried again, each time after another short while.
+/// Two launchers that bind the port at the same instant may both get EADDRINUSE. So that error counts only once a
+/// process listens on the port; otherwise listening is retried after a short random pause.
 UniqueFd listen_or_find_listener(const Address& address, Deadline deadline) {
   const Deadline tolerance = Deadline::sooner(deadline, Deadline::after(std::chrono::seconds(10)));
   std::minstd_rand random(static_cast<unsigned>(::getpid()));

@@ -1,5 +1,5 @@
-// The connections between the launchers of a job: the coordinator listens, the others connect. Each proves that it
-// holds the secret.
+// Connects the launchers of a job: the coordinator listens, the others dial. Each launcher proves that it holds the
+// secret.
 #pragma once
 
 #include <deque>
@@ -15,7 +15,7 @@
 
 namespace maniple::launch {
 
-/// Listens, and gives authentic connections to `arrived` in the poller's thread.
+/// Listens, and passes authenticated connections to `arrived` on the poller's thread.
 class LauncherListener {
  public:
   LauncherListener(Poller& poller, UniqueFd listener, const Identity& identity,
@@ -31,24 +31,24 @@ class LauncherListener {
   std::unique_ptr<Acceptor> acceptor_;
 };
 
-/// What launchers present in the handshake.
+/// The identity that launchers present in the handshake.
 Identity launcher_identity(const Secret& secret);
 
 struct MasterListener {
   UniqueFd fd = {};
-  bool taken = false;  ///< the address is this host's, but another process listens there already
+  bool taken = false;  ///< the address belongs to this host, but another process already listens there
 };
-/// Listens at the one of the master's addresses that is this host's; nothing if none is, or if `port_may_be_taken` and
-/// another process, most likely a launcher, listens there. Throws SystemError when the port is taken otherwise, Aborted
-/// when `cancel` is readable while a name is being resolved.
+/// Listens at whichever of the master's addresses belongs to this host. Returns no descriptor if none does, or if
+/// `port_may_be_taken` and another process (most likely a launcher) listens there. Throws SystemError when the port is
+/// taken otherwise, Aborted when `cancel` becomes readable during name resolution.
 MasterListener listen_as_master(const MasterAddress& place, const Secret& secret, bool port_may_be_taken,
                                 Deadline deadline, int cancel);
 
-/// For a job of one node: the address that --master names. Throws InvalidArgument naming the host, Aborted.
+/// The address that --master names, for a single-node job. Throws InvalidArgument naming the host, or Aborted.
 Address own_address(const MasterAddress& place, int cancel);
 
 /// Dials until the deadline. Throws Timeout naming the address; Aborted when `cancel` is readable. `waiting` is called
-/// once if it takes longer than a few seconds.
+/// once if dialing takes longer than a few seconds.
 SecureConnection dial_master(const MasterAddress& place, const Secret& secret, Deadline deadline, int cancel,
                              const std::function<void(const std::string&)>& waiting);
 

@@ -1,4 +1,4 @@
-// The agent of a node whose coordinator is on another node.
+// The agent of a node whose coordinator runs on another node.
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -27,7 +27,7 @@ constexpr std::chrono::duration<double> kMemberRecordPeriod{1.0};
 
 class MemberAgent {
  public:
-  /// `options` is null for an agent that the coordinator has started, and to which it sends them.
+  /// `options` is null for an agent that the coordinator started; the coordinator then sends the options.
   MemberAgent(const LaunchOptions* options, const MasterAddress& place, UniqueFd control, const Secret& secret)
       : place_(place),
         secret_(secret),
@@ -46,7 +46,7 @@ class MemberAgent {
       return kInterruptedBase + (got == 1 ? signal : SIGTERM);
     }
     if (remote_) {
-      // The other end of standard input is the coordinator's; nothing more comes but its end.
+      // The coordinator holds the other end of standard input. Only end-of-file is still expected.
       process_.poller().add(STDIN_FILENO, EPOLLIN, [this](std::uint32_t) {
         char ignored[256];
         if (::read(STDIN_FILENO, ignored, sizeof ignored) > 0) return;
@@ -74,7 +74,7 @@ class MemberAgent {
   }
 
  private:
-  /// Throws Aborted when a signal arrives, or the remote shell ends.
+  /// Throws Aborted when a signal arrives or the remote shell ends.
   void connect() {
     const UniqueFd cancel = either(process_.control(), remote_ && !first_connection_ ? STDIN_FILENO : -1);
     first_connection_ = false;
@@ -101,7 +101,7 @@ class MemberAgent {
     link_->send(join);
   }
 
-  /// Readable when one of the two is.
+  /// A descriptor that is readable when `a` or `b` is.
   static UniqueFd either(int a, int b) {
     UniqueFd both(::epoll_create1(EPOLL_CLOEXEC));
     for (const int fd : {a, b}) {
@@ -161,7 +161,7 @@ class MemberAgent {
     }
   }
 
-  /// For `maniple ps` on this machine. Agents of --hosts have none: their job is listed where it was started.
+  /// For `maniple ps` on this machine. Agents of --hosts keep no record: their job is listed where it was started.
   void keep_record(const AgentMessage& start) {
     if (!record_) {
       record_ = std::make_unique<JobRecord>(JobInfo{.id = start.text,
@@ -180,8 +180,7 @@ class MemberAgent {
     recording_ = process_.poller().call_after(kMemberRecordPeriod, [this] { update_record(); });
   }
 
-  /// The master's ranks may run all the same. It is lost when its connection breaks, or at the end of the link's
-  /// tolerance.
+  /// The master's ranks may still run. The master is lost only when its connection breaks or the link's tolerance ends.
   void on_silence(std::chrono::duration<double> silence) {
     process_.console().say(
         fmt::format("maniple: the master at {} has been silent for {:.1f} s (stopped, overloaded or cut off); the "
@@ -192,7 +191,7 @@ class MemberAgent {
   void on_lost(const std::string& reason) {
     link_.reset();
     if (leaving_ || process_.stopped()) return;
-    // A master whose process has ended does not come back; one that was cut off may start the group again.
+    // A master whose process has ended does not come back; a master that was cut off may restart the group.
     const bool may_return =
         !shell_ended_ && !interrupted_ && reason != kLauncherGone && options_.restarts.max_restarts > 0;
     process_.console().say(fmt::format("maniple: the master at {} is lost: {}; this node ends its workers{}",
@@ -207,7 +206,7 @@ class MemberAgent {
     returning_ = false;
     try {
       connect();
-    } catch (const Aborted&) {  // the signal is read next, by the poller
+    } catch (const Aborted&) {  // the poller reads the signal next
     } catch (const Error& error) {
       process_.console().say(fmt::format("maniple: {}", error.what()));
       process_.stop(1);
@@ -250,11 +249,11 @@ class MemberAgent {
   Address here_;
   std::unique_ptr<AgentLink> link_;
   std::unique_ptr<NodeAgent> node_;
-  const std::string id_ = new_job_name();  // tells the master that it is the same process that connects again
+  const std::string id_ = new_job_name();  // lets the master recognise this process when it reconnects
   int node_rank_ = -1;
   bool first_connection_ = true;
   bool shell_ended_ = false;
-  bool returning_ = false;  // connects again once the workers have ended
+  bool returning_ = false;  // reconnects once the workers have ended
   std::optional<int> leaving_;
   bool interrupted_ = false;
   std::unique_ptr<JobRecord> record_;

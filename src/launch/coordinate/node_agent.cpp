@@ -71,8 +71,8 @@ void NodeAgent::reserve(int generation) {
 
 namespace {
 
-/// MPS gives a process 2 queues for all of its streams, unless told: one that waits for another rank would hold up half
-/// of them. A GPU has not enough for many ranks with 32 each: 2 have worked, with 4 no more than some could begin.
+/// By default MPS gives a process 2 queues for all its streams, so one stream that waits for another rank holds up half
+/// of them. But a GPU lacks queues for many ranks with 32 each: with 2 each they worked, with 4 only some could start.
 int queues_of_rank(int ranks, int gpus) {
   constexpr int kOfAll = 32, kAtLeast = 2;
   const int on_one = gpus > 0 ? (ranks + gpus - 1) / gpus : ranks;

@@ -1,4 +1,4 @@
-// A node of the job: carries out the coordinator's messages with the workers of this host.
+// A node of the job: carries out the coordinator's messages with this host's workers.
 #pragma once
 
 #include <functional>
@@ -16,10 +16,9 @@ struct NodeSettings {
   WorkerGroupSettings worker_group;
   std::string job;
   int max_restarts = 0;
-  Secret secret;  ///< of the job; each generation of workers gets one derived from it
-  bool own_secrets =
-      false;  ///< one node: each generation gets a random secret (deriving one costs OpenSSL's start, 2 ms)
-  Address master_address;  ///< where rank 0 may listen, if it is on this node; its port may be 0
+  Secret secret;             ///< of the job; the secret of each worker generation is derived from it
+  bool own_secrets = false;  ///< one node: each generation gets a random secret, which avoids OpenSSL's 2 ms start-up
+  Address master_address;    ///< where rank 0 may listen if it is on this node; its port may be 0
 };
 
 class NodeAgent {
@@ -28,7 +27,7 @@ class NodeAgent {
 
   NodeAgent(Poller& poller, Console& console, NodeSettings settings, Reply reply);
 
-  /// reserve, start, signal, stop. Others are not for a node.
+  /// Handles reserve, start, signal and stop; other messages are not meant for a node.
   void handle(const AgentMessage& message);
 
   WorkerGroup& worker_group() noexcept { return worker_group_; }
@@ -43,12 +42,12 @@ class NodeAgent {
   NodeSettings settings_;
   Reply reply_;
   int generation_ = 0;
-  UniqueFd reserved_;  // a port for rank 0: bound, but not listened on
-  UniqueFd secret_;    // what workers inherit
+  UniqueFd reserved_;  // the port for rank 0: bound, but not listening
+  UniqueFd secret_;    // inherited by workers
   WorkerGroup worker_group_;
 };
 
-/// The secret of one generation of workers. Pure.
+/// The secret of one worker generation. Pure.
 Secret secret_of_generation(const Secret& job, int generation);
 
 }  // namespace maniple::launch

@@ -6,16 +6,16 @@
 
 namespace maniple::launch {
 
-/// How launchers of a job notice that one of them is stopped or cut off although its connection stands.
+/// How launchers notice that a peer is stopped or cut off although its connection stays open.
 struct Heartbeat {
   std::chrono::duration<double> interval{1.0};        ///< between two heartbeats, in both directions
-  std::chrono::duration<double> silence_limit{10.0};  ///< without any message for so long, the other counts as lost
+  std::chrono::duration<double> silence_limit{10.0};  ///< a peer that sends nothing for this long counts as lost
 };
 
-/// The least number of heartbeats that must be missed: one that is late by a busy machine is no silence.
+/// A peer must miss at least this many heartbeats, so that a busy machine's late heartbeat does not count as silence.
 inline constexpr double kLeastMissedBeats = 3;
 
-/// A failed group is started again at most so many times, after a longer pause each time.
+/// A failed group is restarted at most `max_restarts` times, after a longer pause each time.
 struct RestartPolicy {
   int max_restarts = 0;
   std::chrono::duration<double> first_delay{1.0};
@@ -23,7 +23,7 @@ struct RestartPolicy {
 
   bool allows(int failures_so_far) const noexcept { return failures_so_far <= max_restarts; }
 
-  /// Before the n-th restart, n from 1: the first delay, doubled each time up to the longest.
+  /// The delay before restart number `restart`, counted from 1: the first delay, doubled each time up to the longest.
   std::chrono::duration<double> delay_before(int restart) const noexcept {
     double seconds = first_delay.count();
     for (int i = 1; i < restart && seconds < longest_delay.count(); ++i) seconds *= 2;

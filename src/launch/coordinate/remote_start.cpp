@@ -24,7 +24,7 @@ namespace maniple::launch {
 namespace {
 
 constexpr std::chrono::seconds kResolve{10};
-constexpr std::chrono::seconds kAgain{2};  // between two starts of an agent
+constexpr std::chrono::seconds kAgain{2};  // pause before an agent is restarted
 
 std::string own_program() {
   char path[PATH_MAX];
@@ -66,7 +66,7 @@ Address address_towards(const std::vector<HostSlots>& hosts, int cancel) {
   if (!interface_name.empty()) return Address::of_interface(interface_name).with_port(0);
   for (const HostSlots& host : hosts) {
     if (is_this_host(host.host)) continue;
-    // ssh knows names that the resolver does not (its own configuration): then another host may tell.
+    // ssh may know a name from its own configuration that the resolver does not know; then another host may do.
     const auto at = host.host.find('@');
     const std::string name = at == std::string::npos ? host.host : host.host.substr(at + 1);
     try {
@@ -148,8 +148,8 @@ void RemoteStart::watch(Output& output) {
 }
 
 void RemoteStart::read_from(Output& output) {
-  if (output.pump->congested()) {  // the kernel's pipe, ssh and the agent behind it hold the rest
-    // Not watched at all: a pipe whose writer has gone would be reported again and again.
+  if (output.pump->congested()) {  // the rest waits in the pipe, in ssh and in the agent
+    // Stop watching: a pipe whose writer is gone would be reported again and again.
     poller_.remove(output.fd.get());
     poller_.call_after(std::chrono::duration<double>(0.02), [this, &output] { watch(output); });
     return;

@@ -1,8 +1,8 @@
-// Starts an agent on each host of --hosts, by ssh or what --rsh names, and shows what comes back. An agent that was
-// lost is started again when the job is; the old one may come back by itself, and whichever joins first stays.
+// Starts an agent on each host of --hosts, through ssh or the --rsh command, and shows its output. A lost agent is
+// restarted together with the job. If the old agent reconnects by itself, whichever joins first stays.
 //
-// The secret goes through the standard input of ssh, never through an argument; the input then stays open: when this
-// launcher is gone it closes, and the agent at its other end ends everything.
+// The secret is written to the standard input of ssh, never passed as an argument. That input stays open: it closes
+// when this launcher ends, and the remote agent then ends all its processes.
 #pragma once
 
 #include <sys/types.h>
@@ -23,17 +23,17 @@ namespace maniple::launch {
 
 class RemoteStart {
  public:
-  /// `failed` is told of a host whose agent ended before it had joined.
+  /// Calls `failed` for a host whose agent ended before it joined.
   RemoteStart(Poller& poller, Console& console, const LaunchOptions& options, const Address& coordinator,
               const Secret& secret, std::function<void(int host, const std::string& why)> failed);
   ~RemoteStart();
 
-  /// False if there is no such host, or it is there already.
+  /// False if the host does not exist or has already joined.
   bool joined(int host);
-  /// The agent of the host is lost.
+  /// The host's agent is lost.
   void lost(int host);
-  /// Starts agents again where there is none. One that cannot be started is tried again, with one warning, for as long
-  /// as `keep_trying`.
+  /// Restarts agents on the hosts that have none. A failed start is warned about once and retried for as long as
+  /// `keep_trying` returns true.
   void start_missing(std::function<bool()> keep_trying);
   bool child_ended(pid_t pid, int code, int status);
   bool gone() const noexcept;
@@ -52,7 +52,7 @@ class RemoteStart {
   };
   struct Host {
     bool joined = false;
-    bool starting = false;  // a shell is under way
+    bool starting = false;  // its remote shell was started and has neither joined nor ended
     bool warned = false;
   };
   void start(std::size_t host);
@@ -66,21 +66,21 @@ class RemoteStart {
   Address coordinator_;
   Secret secret_;
   std::function<void(int, const std::string&)> failed_;
-  std::function<bool()> keep_trying_;  // set once agents are started again
+  std::function<bool()> keep_trying_;  // set by start_missing()
   std::vector<Host> hosts_;
-  std::vector<std::unique_ptr<Shell>> shells_;  // of all starts
+  std::vector<std::unique_ptr<Shell>> shells_;  // from all starts
 };
 
-/// Is this name this machine itself? Then no ssh is needed.
+/// Whether `host` names this machine, so that ssh is not needed.
 bool is_this_host(const std::string& host);
 
-/// The address at which agents on the hosts can reach this machine, port 0. Throws InvalidArgument naming a host that
-/// cannot be resolved, Aborted when `cancel` is readable.
+/// The address, with port 0, at which agents on `hosts` can reach this machine. Throws InvalidArgument naming a host
+/// that cannot be resolved, Aborted when `cancel` is readable.
 Address address_towards(const std::vector<HostSlots>& hosts, int cancel);
 
-/// The command for a remote shell: words that a shell would read as they are. Pure.
+/// Quotes a word so that a remote shell reads it unchanged. Pure.
 std::string quoted(const std::string& word);
-/// "ssh -p 22" -> its words; blanks separate, quotes are not understood. Pure.
+/// Splits "ssh -p 22" into words at blanks; quotes are ordinary characters. Pure.
 std::vector<std::string> split_words(const std::string& text);
 
 }  // namespace maniple::launch

@@ -39,7 +39,7 @@ std::vector<std::string> names_in(int directory) {
 }
 
 std::optional<std::string> contents(int directory, const std::string& name) {
-  // Without O_NONBLOCK a named pipe would hold us up.
+  // Without O_NONBLOCK, opening a named pipe would block.
   const UniqueFd file(::openat(directory, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat status{};
   if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_uid != ::geteuid()) {
@@ -65,14 +65,14 @@ constexpr std::size_t kColumns = 7;
 constexpr std::size_t kLeastCommand = 10;
 using Row = std::array<std::string, kColumns>;
 
-// Of the columns whose text is a user's.
+// Largest widths of the columns whose text comes from the user.
 struct Most {
   std::size_t job, hosts;
 };
 constexpr Most kComfortable{16, 18};
 constexpr Most kNarrow{8, 9};
 
-// Bytes that begin a character: those inside one do not take a column.
+// Counts the bytes that begin a UTF-8 character; continuation bytes take no column.
 std::size_t width_of(const std::string& text) {
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
@@ -139,7 +139,7 @@ std::vector<JobInfo> running_jobs_in(const std::string& path) {
       log_debug("{}/{} is no record of a job", path, name);
       continue;
     }
-    if (job->pid_space != here) continue;  // such numbers mean nothing here
+    if (job->pid_space != here) continue;  // its pids are meaningless here
     if (start_of_process(job->pid) == job->pid_started) {
       if (!name.ends_with(".new")) jobs.push_back(std::move(*job));
     } else {
@@ -165,7 +165,7 @@ std::optional<JobInfo> another_job(const std::string& id) {
     try {
       open_job_directory(path, true);
     } catch (const std::exception&) {
-      continue;  // nor will a record be written there
+      continue;  // JobRecord skips this directory, too
     }
     for (JobInfo& job : running_jobs_in(path)) {
       if (job.id != id) return std::move(job);

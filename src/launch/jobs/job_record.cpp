@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::string_view kFirstLine = "maniple job 1";
 constexpr std::size_t kMostCommand = 16 * 1024;
-constexpr std::size_t kMostHosts = 24 * 1024;  // all of them together
+constexpr std::size_t kMostHosts = 24 * 1024;  // all hosts together
 constexpr std::size_t kMostWord = 256;
 
 std::string escaped(std::string_view text, std::size_t most) {
@@ -56,7 +56,7 @@ std::optional<std::string> unescaped(std::string_view text) {
   return result;
 }
 
-// Takes lines from the front of a text.
+// Reads a text line by line.
 class Lines {
  public:
   explicit Lines(std::string_view text) : text_(text) {}
@@ -100,13 +100,13 @@ class Lines {
   std::string_view text_;
 };
 
-/// Whoever opens `name` finds the old file or the new one. They are exchanged, and the old one is removed, since ext4
-/// writes a file that is renamed over another one to the disk at once: to remove it in turn would wait for the disk,
-/// 1.5 ms at the end of each job.
+/// Replaces `name` atomically: a reader opens either the old file or the new one. The files are exchanged and the old
+/// one is removed, because ext4 flushes a file that is renamed over another one. Removing that file at the end of the
+/// job would then wait 1.5 ms for the disk.
 void put_in_place(int directory, const std::string& beside, const std::string& name) {
   if (::renameat2(directory, beside.c_str(), directory, name.c_str(), RENAME_EXCHANGE) == 0) {
     ::unlinkat(directory, beside.c_str(), 0);
-  } else if (::renameat(directory, beside.c_str(), directory, name.c_str()) != 0) {  // the first, or it cannot exchange
+  } else if (::renameat(directory, beside.c_str(), directory, name.c_str()) != 0) {  // first write, or no exchange
     throw_system_error("rename " + beside);
   }
 }

@@ -1,10 +1,10 @@
-// The record of a running job, for `maniple ps`: one small file, there as long as its launcher lives.
+// The record of a running job, for `maniple ps`: one small file that exists as long as its launcher runs.
 //
-// The files lie in $XDG_RUNTIME_DIR/maniple, or /tmp/maniple-<uid> where there is no such directory: mode 0700, ours
-// alone, no symbolic link, or it is not used. A record is written beside its name and renamed, so a reader never sees
-// half of one. A job never fails for want of a record: what goes wrong is a line at debug level.
+// The files lie in $XDG_RUNTIME_DIR/maniple, or in /tmp/maniple-<uid> if that directory is missing. The directory is
+// used only if this user owns it, its mode is 0700 and it is not a symbolic link. A record is written to a temporary
+// name and renamed, so a reader never sees a partial record. Errors never fail the job; they are logged at debug level.
 //
-// A launcher that was killed leaves its file; the reader (job_list.h) finds the process gone and drops it.
+// A killed launcher leaves its file behind; the reader (job_list.h) removes it when it finds the process gone.
 #pragma once
 
 #include <sys/types.h>
@@ -20,11 +20,11 @@
 
 namespace maniple::launch {
 
-/// Directories that may hold records of this user, the preferred one first.
+/// Directories that may hold this user's records, the preferred one first.
 std::vector<std::string> job_directories();
 
-/// Opens a directory that is ours alone; makes it when `create` is set. Throws SystemError or InvalidArgument (a link,
-/// another owner, a mode that lets others in).
+/// Opens a directory that only this user can access; creates it if `create`. Throws SystemError, or InvalidArgument if
+/// the path is a symbolic link, has another owner or has a mode that admits other users.
 UniqueFd open_job_directory(const std::string& path, bool create);
 
 struct JobInfo {
@@ -32,11 +32,11 @@ struct JobInfo {
   std::string command;  ///< as typed, for people
   int world_size = 0;
   std::vector<std::string> hosts = {};
-  pid_t pid = 0;  ///< of the launcher, as the user sees it and may signal it; 0: this process
-  /// Its start in clock ticks after boot, which tells it from a later process of that number.
+  pid_t pid = 0;  ///< the launcher process that the user sees and may signal; 0: this process
+  /// Its start in clock ticks since boot, which distinguishes it from a later process with the same pid.
   std::uint64_t pid_started = 0;
-  std::string pid_space = {};  ///< the pid name space the number belongs to
-  std::int64_t started = 0;    ///< seconds after 1970; 0: now
+  std::string pid_space = {};  ///< the pid namespace of `pid`
+  std::int64_t started = 0;    ///< seconds since 1970; 0: now
   int ranks_up = 0;
   int restarts = 0;
   std::string state = "starting";
@@ -44,13 +44,13 @@ struct JobInfo {
 
 class JobRecord {
  public:
-  /// Fills in what is 0 and writes the file.
+  /// Fills in the fields that are 0 and writes the file.
   explicit JobRecord(JobInfo info) noexcept;
   ~JobRecord();
   JobRecord(const JobRecord&) = delete;
   JobRecord& operator=(const JobRecord&) = delete;
 
-  /// Cheap when nothing has changed. `world_size` 0: as it was.
+  /// Cheap when nothing has changed. `world_size` 0: unchanged.
   void update(int ranks_up, int restarts, std::string_view state, int world_size = 0) noexcept;
 
   const JobInfo& info() const noexcept { return info_; }
@@ -59,13 +59,12 @@ class JobRecord {
   void write() noexcept;
 
   JobInfo info_;
-  ForkGuard guard_;        // a child of fork() has a copy of this object, but it is not its job
-  std::string directory_;  // empty: there is no file
+  ForkGuard guard_;        // a forked child has a copy of this object but must not remove the file
+  std::string directory_;  // empty: no file
   std::string name_;
 };
 
-/// The file's text: a line for each field, control characters escaped. Values are shortened so that it fits
-/// kMostRecordBytes.
+/// The file's text: one line per field, control characters escaped. Values are shortened to fit kMostRecordBytes.
 std::string encode_job(const JobInfo& info);
 /// nullopt for anything that encode_job would not write.
 std::optional<JobInfo> decode_job(std::string_view text);

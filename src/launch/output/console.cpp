@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::chrono::duration<double> kRedraw{0.25};
 constexpr std::string_view kErase = "\r\x1b[K";
-// Neighbouring ranks get colours that are easy to tell apart; red is left for errors.
+// Neighbouring ranks get colours that are easy to tell apart; red is reserved for errors.
 constexpr int kColours[] = {36, 32, 33, 35, 34, 96, 92, 93, 95, 94};
 
 std::size_t terminal_width() {

@@ -1,7 +1,7 @@
-// What the launcher shows: the lines of the workers, its own messages, and on a terminal one line of status below them.
+// The launcher's display: worker output, the launcher's own messages, and on a terminal one status line below them.
 //
-// The status line is erased before anything else is printed and drawn again a moment later, so that a burst of lines
-// costs no more than one line.
+// The status line is erased before anything else is printed and redrawn a moment later, so a burst of lines redraws it
+// only once.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,7 @@ namespace maniple::launch {
 enum class ColourChoice { automatic, always, never };
 
 struct ConsoleOptions {
-  bool quiet = false;  ///< no lines of workers, no status
+  bool quiet = false;  ///< no worker output, no status
   bool prefix = true;  ///< "[rank 3] "
   bool status = true;  ///< a status line, if standard error is a terminal
   ColourChoice colour = ColourChoice::automatic;
@@ -30,25 +30,25 @@ class Console {
   OutputStream& out() noexcept { return out_; }
   OutputStream& err() noexcept { return err_; }
 
-  /// "[rank 3] ", coloured if that stream shows colours; empty without prefixes.
+  /// "[rank 3] ", coloured if the stream shows colours; empty if prefixes are off.
   std::string prefix_for(int rank, bool to_err) const;
 
-  /// To be called before anything is appended to a stream.
+  /// Call before appending to a stream: erases the status line.
   void make_room();
 
-  /// A message of the launcher itself: one or more lines on standard error, without the last line break.
+  /// Prints a message of the launcher to standard error: one or more lines, without the last line break.
   void say(std::string_view text);
 
-  /// The text of the status line is asked for when it is drawn. Called at most four times a second.
+  /// `text` is called whenever the status line is drawn, at most four times a second.
   void set_status(std::function<std::string()> text);
 
-  /// While it is paused (the job is in the background of a shell) no status is drawn.
+  /// No status is drawn while paused, when the job is in a shell's background.
   void pause(bool paused);
   /// Erases the status line for good.
   void finish();
-  /// For an agent that learns them late. No worker may have been started yet.
+  /// For an agent that receives its options after it has started. Call before any worker is started.
   void set_options(const ConsoleOptions& options) { options_ = options; }
-  /// Everything is written, or nobody reads it any more.
+  /// Everything is written, or the readers are gone.
   bool drained() const noexcept { return out_.empty() && err_.empty(); }
 
  private:

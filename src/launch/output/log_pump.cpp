@@ -79,7 +79,7 @@ void LogPump::show() {
   stream().flush();
 }
 
-// An exception that nobody catches is two lines. What is longer says more than the error.
+// An uncaught exception prints two lines. Longer output contains more than the error.
 void LogPump::drop() {
   constexpr auto kLinesOfAnError = 2;
   if (std::count(held_.begin(), held_.end(), '\n') > kLinesOfAnError) return show();

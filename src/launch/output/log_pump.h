@@ -1,9 +1,9 @@
-// One output of one worker, copied to the launcher's own: cut into lines, each with a prefix, never two lines mixed;
-// byte for byte into the rank's file; its end kept for the report. Lines can be held back until it is known whether to
-// show them.
+// Copies one output of one worker to three places: to the launcher's output, as whole lines with a prefix; to the
+// rank's file, byte for byte; and to the OutputTail for the failure report. Lines can be held back until it is known
+// whether to show them.
 //
-// A line of more than 64 KiB is shown in pieces of that size. A last line without a line break is shown when the worker
-// has ended. The file gets what the worker wrote and nothing else.
+// A line of more than 64 KiB is shown in pieces of 64 KiB. A last line without a line break is shown when the worker
+// has ended.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@
 
 namespace maniple::launch {
 
-/// The file of a rank. A disk that is full costs one warning; the job goes on.
+/// A rank's log file. A write error, such as a full disk, warns once and ends the file; the job continues.
 class LogFile {
  public:
   LogFile(const std::string& path, bool append, std::function<void(std::string)> warn);
@@ -41,13 +41,13 @@ class LogPump {
 
   /// Bytes as they came from the worker.
   void take(std::string_view bytes);
-  /// The worker has ended: shows what is left of its last line.
+  /// The worker has ended: shows the rest of its last line.
   void finish();
 
-  void hold() { display_ = Display::held; }  ///< keeps lines back from now on; too many are shown all the same
-  void drop();  ///< shows neither those that are held nor any that follow; unless they are more
-                ///< than an error takes (two lines): then all of them are shown
-  void show();  ///< shows those that are held, and all that follow
+  void hold() { display_ = Display::held; }  ///< holds lines back from now on, up to kMostHeld bytes
+  void drop();  ///< discards the held lines and all that follow; but shows them all if more
+                ///< than two lines are held, which is more than an error takes
+  void show();  ///< shows the held lines and all that follow
 
   bool congested() const noexcept { return route_.shown && stream().congested(); }
 

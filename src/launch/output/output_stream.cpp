@@ -40,11 +40,11 @@ OutputStream::~OutputStream() {
   if (watched_) poller_.remove(fd_);
 }
 
-/// False when nothing more can be written now.
+/// Returns false when no more can be written now.
 bool OutputStream::write_some() {
   std::size_t count = buffer_.size() - done_;
   if (way_ == Way::careful) {
-    // Ready means room for at least this much; more might block.
+    // POLLOUT guarantees room for PIPE_BUF bytes; a longer write might block.
     pollfd state{.fd = fd_, .events = POLLOUT, .revents = 0};
     if (::poll(&state, 1, 0) <= 0) return false;
     count = std::min<std::size_t>(count, PIPE_BUF);

@@ -1,6 +1,6 @@
-// One of the launcher's own outputs, written without ever blocking: a reader that pauses must not keep the launcher
-// from noticing that a rank died. What cannot be written now waits in a buffer; whoever fills it asks `congested`
-// first, so the buffer stays small and the workers feel the pressure through their own full pipes.
+// One of the launcher's own outputs, written without blocking: a reader that pauses must not keep the launcher from
+// noticing that a rank died. Bytes that cannot be written yet wait in a buffer. Callers check `congested` before
+// appending, so the buffer stays small and workers are slowed down by their own full pipes.
 #pragma once
 
 #include <functional>
@@ -21,12 +21,12 @@ class OutputStream {
 
   void append(std::string_view bytes) { buffer_.append(bytes); }
   void append(char byte) { buffer_.push_back(byte); }
-  /// Writes what the other side takes now.
+  /// Writes as much as the reader accepts now.
   void flush();
 
   bool congested() const noexcept { return buffer_.size() - done_ > kMost; }
   bool empty() const noexcept { return done_ == buffer_.size(); }
-  bool broken() const noexcept { return broken_; }  ///< nobody reads any more
+  bool broken() const noexcept { return broken_; }  ///< the reader is gone
   bool terminal() const noexcept { return terminal_; }
 
   /// Called when the stream is no longer congested.
@@ -41,7 +41,7 @@ class OutputStream {
 
   Poller& poller_;
   int fd_;
-  UniqueFd own_;  // a description of its own, so that O_NONBLOCK is not set for others who share the pipe
+  UniqueFd own_;  // a separate open file description, so that O_NONBLOCK does not affect others who share the pipe
   Way way_ = Way::careful;
   bool terminal_ = false;
   bool broken_ = false;

@@ -8,7 +8,6 @@
 namespace maniple::launch {
 namespace {
 
-/// For a report on a terminal: no control characters, not too long.
 constexpr std::string_view kCut = " ...";
 
 std::string readable(std::string_view line) {
@@ -20,7 +19,7 @@ std::string readable(std::string_view line) {
   return text;
 }
 
-constexpr std::string_view kWhat = "  what():  ";  // what the C++ library says of an exception that nobody caught
+constexpr std::string_view kWhat = "  what():  ";  // printed by the C++ library for an uncaught exception
 
 std::string_view without_what(std::string_view line) {
   return line.starts_with(kWhat) ? line.substr(kWhat.size()) : line;
@@ -36,7 +35,7 @@ bool is_frame(std::string_view line) {
   return numbered && line.find("::") != std::string_view::npos;
 }
 
-// How much a line looks like the reason of a failure; the last line with the highest rating is shown.
+// How likely a line is to name the reason for a failure. The last line with the highest rating is shown.
 constexpr int kNone = 0, kLine = 1, kWhatLine = 2, kMessage = 3;
 
 int rate_error_line(std::string_view line) {
@@ -79,7 +78,7 @@ void OutputTail::take(std::string_view lines, bool errors) {
     look_for_error(rest.substr(0, std::min(end, 4 * kLineBytes)));
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
-  // Backwards: of a flood only the end matters.
+  // Backwards, because only the end of a long output matters.
   std::deque<std::string> last;
   while (!lines.empty() && last.size() < kLines) {
     if (lines.back() == '\n') lines.remove_suffix(1);
@@ -107,7 +106,7 @@ std::vector<std::string> OutputTail::lines(const std::string& error) const {
 
 namespace {
 
-/// What tells an error apart that several ranks report; empty: each is shown.
+/// Identifies an error that several ranks may report; empty: every report is shown.
 std::string name_of(const ErrorInfo& error) {
   if (error.kind == ErrorKind::peer_lost && !error.ranks.empty())
     return fmt::format("loss of rank {}", error.ranks.front());

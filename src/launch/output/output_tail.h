@@ -1,5 +1,4 @@
-// The end of a worker's output, for the report when it fails; and which ranks report an error that others have
-// reported.
+// The end of a worker's output for the failure report, and the detection of errors that several ranks report.
 #pragma once
 
 #include <deque>
@@ -13,54 +12,54 @@
 
 namespace maniple::launch {
 
-/// The last lines of both outputs of a worker together; and, of programs that do not report their failure
-/// (worker_messages.h), the last that looks like an error. All of it is shown to people; nothing is decided by it.
+/// The last lines of a worker's two outputs together. For programs that do not report their failure
+/// (worker_messages.h), also the last line that looks like an error. Shown to people; no decision depends on it.
 class OutputTail {
  public:
   static constexpr std::size_t kLines = 10;
   static constexpr std::size_t kLineBytes = 400;
 
-  /// Complete lines; only the last few are looked at closely. Errors are looked for in every line if `errors`.
+  /// Takes complete lines and keeps the last few. With `errors` every line is searched for errors.
   void take(std::string_view lines, bool errors);
 
-  /// Without the line of `error`, which is shown before them, without stack frames and empty lines.
+  /// Omits the line of `error`, which is shown before them, as well as stack frames and empty lines.
   std::vector<std::string> lines(const std::string& error) const;
   const std::string& error() const noexcept { return error_; }
-  /// The worker has reported its failure: its output is not searched.
+  /// The worker has reported its failure, so its output need not be searched for errors.
   void stop_looking();
 
  private:
   void look_for_error(std::string_view line);
 
   std::deque<std::string> lines_;
-  std::string before_;   // the line of errors before the present one
+  std::string before_;   // the error line before the current one
   std::string opening_;  // "what():  ...", the first line of an exception that ended the program
   std::string error_;
   int rating_ = 0;
   bool looks_ = true;
 };
 
-/// When a rank dies, all that wait for it report that, print it and end; when ranks call different things, all of them
-/// do. One is shown, the others are counted. Pure.
+/// Counts repeated errors. When a rank dies, all ranks that wait for it report the loss, print it and end; when ranks
+/// call different operations, all of them report the mismatch. One report is shown, the others are counted. Pure.
 class RepeatedErrors {
  public:
-  /// Rank `by` has reported this error. True if it is a loss or a mismatch that another rank has reported before.
+  /// Rank `by` has reported `error`. True if it is a loss or a mismatch that another rank has already reported.
   bool report(int by, const ErrorInfo& error);
-  /// A rank whose last report was a repeated one has failed: it is counted.
+  /// Rank `by` has failed: it is counted if its last report was a repeated one.
   void failed(int by);
-  /// Rank `by` is shown elsewhere, with its error: it is not listed.
+  /// Rank `by` is shown elsewhere with its error, so the summary does not list it.
   void shown(int by);
-  /// "maniple: ranks 0, 3 reported the same loss of rank 2", a line for each error; empty if there is none. Each is
-  /// summed up once.
+  /// "maniple: ranks 0, 3 reported the same loss of rank 2", one line per error; empty if there is none. Each error is
+  /// summarised once.
   std::string summary();
 
  private:
   struct Reported {
-    int first = -1;        // who reported it first
-    std::set<int> others;  // that have reported it and failed
+    int first = -1;        // the rank that reported it first
+    std::set<int> others;  // ranks that have reported it and failed
   };
-  std::map<int, std::string> repeated_;     // by the rank that reports: which one
-  std::map<std::string, Reported> errors_;  // by what tells them apart, for people
+  std::map<int, std::string> repeated_;     // by reporting rank: the key in errors_
+  std::map<std::string, Reported> errors_;  // by a readable text that identifies the error
 };
 
 }  // namespace maniple::launch

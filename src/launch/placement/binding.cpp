@@ -47,7 +47,7 @@ int numa_of(const std::string& folder) {
 }
 
 std::vector<int> allowed_ids() {
-  // The kernel refuses a set that is smaller than its own.
+  // The kernel rejects a set that is smaller than its own.
   for (std::size_t size = CPU_SETSIZE; size <= (std::size_t{1} << 20); size *= 4) {
     std::vector<cpu_set_t> set(size / CPU_SETSIZE);
     const std::size_t bytes = set.size() * sizeof(cpu_set_t);
@@ -68,7 +68,7 @@ void append(std::vector<int>& cpus, const std::vector<Core>& cores, std::size_t 
 
 using Cores = std::vector<Core>;
 
-/// As many whole cores for each as it asks for; NUMA nodes are filled one after the other if all fit in that way.
+/// Gives each rank `cores_per_rank` whole cores; fills NUMA nodes one after the other if all ranks fit that way.
 std::vector<std::vector<int>> pack(const Cores& cores, const std::vector<Cores>& by_numa, int ranks,
                                    int cores_per_rank) {
   const auto each = static_cast<std::size_t>(cores_per_rank);
@@ -164,7 +164,7 @@ std::vector<Cpu> describe_ids(const std::vector<int>& ids, const std::string& fo
   std::vector<Cpu> cpus;
   for (const int id : ids) {
     const std::string own = fmt::format("{}/cpu{}", folder, id);
-    // Where /sys says nothing every hardware thread counts as a core.
+    // Without information in /sys, each hardware thread counts as a core.
     cpus.push_back({.id = id,
                     .package = number_in(own + "/topology/physical_package_id", 0),
                     .numa = numa_of(own),

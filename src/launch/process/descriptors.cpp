@@ -49,8 +49,8 @@ UniqueFd reserve_port(const Address& address) {
   UniqueFd fd = above_standard(UniqueFd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0)));
   if (!fd) throw_system_error("a socket for rank 0");
   const int on = 1;
-  // One that was asked for may be left over from a job before. For any port the option comes later, so that one which
-  // somebody else has reserved in this way is not given again.
+  // A requested port may be left over from an earlier job. For port 0 the option is set after bind(), so that the
+  // kernel does not return a port that another process has reserved in this way.
   if (address.port() != 0) ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (::bind(fd.get(), address.get(), address.length()) != 0) {
     const int code = errno;

@@ -1,5 +1,5 @@
-// Descriptors for the processes that this one starts: pipes, sockets, sealed memory, reserved ports. None is one of the
-// standard three; all are close-on-exec until a child inherits them (StartOptions::inherited).
+// Descriptors for the processes that this process starts: pipes, sockets, sealed memory, reserved ports. All are above
+// 2, and close-on-exec until a child inherits them (StartOptions::inherited).
 #pragma once
 
 #include <sys/socket.h>
@@ -15,17 +15,18 @@ namespace maniple::launch {
 /// The same open file under a number above 2. Throws SystemError.
 UniqueFd above_standard(UniqueFd fd);
 
-/// Reading end, writing end.
+/// Returns the reading end, then the writing end.
 std::pair<UniqueFd, UniqueFd> make_pipe();
 
-/// Two ends; sending to one whose other end is gone can be done without a signal (MSG_NOSIGNAL).
+/// A connected socket pair. Unlike pipes, sockets can be written with MSG_NOSIGNAL, without SIGPIPE if the peer is
+/// gone.
 std::pair<UniqueFd, UniqueFd> make_socket_pair(int type = SOCK_STREAM);
 
-/// A file without a name that holds `bytes`, which nobody can change any more.
+/// An anonymous file that holds `bytes` and is sealed against changes.
 UniqueFd sealed_memory(const char* name, std::string_view bytes);
 
-/// Binds a port (0: any free one) without listening on it: nobody else gets it, but rank 0, which sets SO_REUSEADDR as
-/// well, can listen there. Throws SystemError, which names the process that has the port.
+/// Binds a port (0: any free one) without listening on it. No other process gets the port, but rank 0 can listen there
+/// because it sets SO_REUSEADDR, too. Throws SystemError naming the process that holds the port.
 UniqueFd reserve_port(const Address& address);
 
 }  // namespace maniple::launch

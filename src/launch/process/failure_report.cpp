@@ -54,7 +54,7 @@ std::string signal_name(int signal) {
 
 namespace {
 
-/// A time-out for which ranks are known that did not come. It was noticed here, but is their doing.
+/// Whether `error` is a timeout whose missing ranks are known and do not include `rank`: they caused it.
 bool waits_for_others(const ErrorInfo& error, int rank) {
   const std::vector<int>& missing = error.ranks;
   return error.kind == ErrorKind::timeout && !missing.empty() &&
@@ -97,7 +97,8 @@ std::size_t first_cause(const std::vector<RankExit>& exits) {
   std::optional<std::size_t> next = best;
   for (std::size_t steps = 0; steps < exits.size() && (next = blamed_by(best)); ++steps) best = *next;
   if (!next) return best;
-  // Ranks blame each other, as when the network between them is cut: the one that most of all blame, then the earlier.
+  // Ranks blame each other, for instance when the network between them is cut. The rank that is blamed most often wins,
+  // then the earlier exit.
   const auto accusers = [&](std::size_t of) {
     return std::count_if(exits.begin(), exits.end(), [&](const RankExit& e) { return e.blamed == exits[of].rank; });
   };

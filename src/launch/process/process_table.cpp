@@ -38,7 +38,7 @@ std::map<pid_t, std::vector<pid_t>> children_of_all() {
   return children;
 }
 
-/// Has this process any child at all, dead ones included? Far cheaper than a look through /proc.
+/// Whether this process has no children, not even dead ones. Far cheaper than scanning /proc.
 bool childless() {
   siginfo_t info{};
   return ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 && errno == ECHILD;
@@ -47,14 +47,14 @@ bool childless() {
 }  // namespace
 
 std::optional<ProcessStat> parse_process_stat(std::string_view line) {
-  // The name is in parentheses and may itself hold some, and blanks.
+  // The name is in parentheses and may itself contain parentheses and blanks.
   const auto open = line.find('(');
   const auto close = line.rfind(')');
   if (open == std::string_view::npos || close == std::string_view::npos || close < open || close + 2 >= line.size()) {
     return std::nullopt;
   }
   ProcessStat stat{.name = std::string(line.substr(open + 1, close - open - 1)), .state = line[close + 2]};
-  constexpr int kFirst = 4, kLast = 49;  // as proc(5) numbers them; the state is the third
+  constexpr int kFirst = 4, kLast = 49;  // field numbers of proc(5); the state is field 3
   std::array<long long, kLast + 1> fields{};
   line.remove_prefix(close + 3);
   for (int field = kFirst; field <= kLast && !line.empty(); ++field) {
@@ -136,7 +136,7 @@ void ask_to_end(pid_t pid, int signal) noexcept {
 }
 
 void signal_descendants(int signal) {
-  constexpr int kRounds = 8;  // a process that keeps forking may be ahead of us for a while
+  constexpr int kRounds = 8;  // a process that keeps forking may stay ahead for a while
   std::set<pid_t> signalled;
   for (int round = 0; round < kRounds; ++round) {
     bool more = false;
@@ -158,7 +158,7 @@ std::vector<pid_t> end_descendants(std::chrono::milliseconds limit) {
     }
     if (childless()) return {};
     if (std::chrono::steady_clock::now() >= end) return descendants();
-    // sleep: between two looks for children, which nothing announces to a subreaper
+    // sleep: between two polls for children, which are not announced to a subreaper
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::microseconds(20'000));
   }
@@ -172,7 +172,7 @@ int end_child(pid_t pid, std::chrono::milliseconds grace) {
     const pid_t ended = ::waitpid(pid, &status, WNOHANG);
     if (ended == pid || (ended < 0 && errno != EINTR)) return status;
     if (std::chrono::steady_clock::now() >= end) ::kill(pid, SIGKILL);
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // sleep: between two looks at the child
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // sleep: between two polls of the child
   }
 }
 

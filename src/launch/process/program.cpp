@@ -22,11 +22,11 @@ Found look_at(const std::string& path) {
   struct stat status{};
   if (::stat(path.c_str(), &status) != 0) return errno == EACCES ? Found::unreadable : Found::no;
   if (S_ISDIR(status.st_mode)) return Found::directory;
-  // access(2) lets root execute anything that anyone may execute, and nothing else: what execve does.
+  // Like execve, access(2) lets root execute exactly the files that any user may execute.
   return ::access(path.c_str(), X_OK) == 0 ? Found::yes : Found::not_executable;
 }
 
-/// The first executable of that name, or else the first file of that name.
+/// The first executable with that name, or else the first file with that name.
 std::optional<std::string> on_path(const std::string& name, const std::string& search_path, Found& found) {
   std::optional<std::string> second_best;
   for (std::size_t begin = 0; begin <= search_path.size();) {
@@ -45,7 +45,7 @@ std::optional<std::string> on_path(const std::string& name, const std::string& s
   return second_best;
 }
 
-/// As much of the file's beginning as decides what it is.
+/// The first bytes of the file, enough to determine its type.
 std::string beginning_of(const std::string& path) {
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   std::string text(256, '\0');

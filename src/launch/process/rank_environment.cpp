@@ -63,7 +63,7 @@ Environment own_environment() {
 Environment rank_environment(const Environment& own, const NodeEnvironment& node, const WorkerAssignment& assignment) {
   Environment result = own;
   result.reserve(own.size() + 24);
-  // Left over from a launcher around this one, they would contradict what is set below.
+  // Variables left over from an outer launcher would contradict the ones set below.
   for (const char* name :
        {"MANIPLE_GENERATION", "MANIPLE_SECRET_FD", "MANIPLE_SECRET_FILE", "MANIPLE_INIT_FD", "MANIPLE_REPORT_FD",
         "MANIPLE_SPAWNED", "MANIPLE_STORE_HOSTED", "MANIPLE_DEVICES_PER_PROCESS", "TORCHELASTIC_USE_AGENT_STORE"}) {

@@ -1,5 +1,5 @@
-// The child is made by vfork: no page tables are copied, so a start costs the same however large the launcher is.
-// Between vfork and execve the child runs in the parent's memory: it makes system calls and touches nothing else.
+// The child is created by vfork, which copies no page tables, so a start costs the same however large the launcher is.
+// Between vfork and execve the child runs in the parent's memory: it only makes system calls and reads the Recipe.
 #include "launch/process/start.h"
 
 #include <fcntl.h>
@@ -42,7 +42,7 @@ Pipe make_output_pipe() {
   return {std::move(read), std::move(write)};
 }
 
-/// Nothing when there is no pseudo-terminal to be had.
+/// Empty if no pseudo-terminal is available.
 Pipe make_terminal() {
   UniqueFd read(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK));
   if (!read || ::unlockpt(read.get()) != 0) return {};
@@ -76,9 +76,9 @@ struct Recipe {
   int network;
 };
 
-/// What went wrong in the child, in memory that it shares with the parent.
+/// The child's error, in memory that it shares with the parent.
 struct Failure {
-  int code = 0;  // errno; 0: nothing
+  int code = 0;  // errno; 0: no error
   bool in_exec = false;
 };
 
@@ -86,7 +86,7 @@ struct Failure {
   if (recipe.own_session) {
     ::setsid();
     ::prctl(PR_SET_PDEATHSIG, recipe.death_signal);
-    if (::getppid() != recipe.parent) ::_exit(127);  // it died before the line above
+    if (::getppid() != recipe.parent) ::_exit(127);  // the parent died before the line above
   }
   for (int signal = 1; signal < NSIG; ++signal) {
     struct sigaction action{};
@@ -111,7 +111,7 @@ struct Failure {
   if (fine && recipe.folder != nullptr) fine = ::chdir(recipe.folder) == 0;
   if (fine) {
     ::execve(recipe.path, recipe.argv, recipe.envp);
-    // A script without a #! line is for the shell, as execvp has it.
+    // The shell runs a script without a #! line, as with execvp.
     if (errno == ENOEXEC && recipe.shell_argv != nullptr) ::execve("/bin/sh", recipe.shell_argv, recipe.envp);
     failure->in_exec = true;
   }
@@ -119,7 +119,7 @@ struct Failure {
   ::_exit(127);
 }
 
-/// Signals are held back meanwhile: a handler must not run in the child, which has this process's memory.
+/// Signals are blocked meanwhile: a handler must not run in the child, which shares this process's memory.
 [[gnu::noinline]] pid_t vfork_and_become(const Recipe& recipe, volatile Failure* failure) {
   sigset_t all, before;
   ::sigfillset(&all);
@@ -270,7 +270,7 @@ std::optional<std::string> ChildProcess::next_line(Deadline deadline) {
 std::string ChildProcess::last_error_line() {
   std::string text;
   char bytes[1024];
-  // To its end, if that is near: it may come a little after the end of the output.
+  // Wait for end-of-file after the output has ended: standard error may end a little later.
   const Deadline deadline = Deadline::after(ended_ ? kErrorTimeout : std::chrono::seconds(0));
   while (text.size() < kMostBytes) {
     const ssize_t got = ::read(process_.err.get(), bytes, sizeof bytes);

@@ -1,4 +1,4 @@
-// Starting one process: the one way for workers, remote shells, spawned functions and other programs.
+// Starts one process. Workers, remote shells, spawned functions and other programs are all started here.
 #pragma once
 
 #include <sys/types.h>
@@ -18,11 +18,11 @@ namespace maniple::launch {
 
 enum class StartOutput {
   pipes,  ///< standard output and error are pipes
-  /// Standard output is a pseudo-terminal, standard error a pipe: the C library then writes each line as it is printed,
-  /// where it would keep some KiB for a pipe and lose them when the program aborts. Bytes pass unchanged (no echo, no
-  /// CR LF); it is nobody's controlling terminal. A pipe all the same where there are no pseudo-terminals to be had.
+  /// Standard output is a pseudo-terminal, standard error a pipe. The C library then writes each line as it is printed;
+  /// for a pipe it would buffer some KiB and lose them when the program aborts. Bytes pass unchanged (no echo, no CR
+  /// LF), and the terminal controls no session. Falls back to a pipe if no pseudo-terminal is available.
   terminal,
-  inherited,  ///< those of this process
+  inherited,  ///< the outputs of this process
 };
 
 struct StartOptions {
@@ -32,46 +32,46 @@ struct StartOptions {
   std::string folder = {};  ///< where it starts; empty: here
   int input = -1;           ///< its standard input; -1: nothing to read
   StartOutput output = StartOutput::pipes;
-  std::vector<int> inherited = {};  ///< more descriptors that it gets, under the same numbers; negative ones are none
+  std::vector<int> inherited = {};  ///< more descriptors to pass on under the same numbers; negative ones are skipped
   const std::vector<int>* cpus = nullptr;  ///< null or empty: any
-  /// It leads a session of its own, all signals have their default actions, and the kernel sends it `death_signal` when
-  /// the *thread* that starts it ends. False: it stays in this process group, ignores what this process ignores, and
-  /// outlives it.
+  /// True: the process leads a session of its own, all its signals have their default actions, and the kernel sends it
+  /// `death_signal` when the *thread* that started it ends. False: it stays in this process group, ignores the signals
+  /// that this process ignores, and outlives this process.
   bool own_session = true;
   int death_signal = SIGKILL;
   bool new_network = false;  ///< starts in a network namespace of its own
-  int network = -1;          ///< starts in the network namespace of this descriptor (/proc/PID/ns/net)
+  int network = -1;          ///< starts in the network namespace that this descriptor (/proc/PID/ns/net) refers to
 };
 
 struct StartedProcess {
   pid_t pid = -1;
-  UniqueFd out;  ///< non-blocking, close-on-exec; so is `err`. None if they are inherited.
+  UniqueFd out;  ///< non-blocking and close-on-exec, like `err`; both empty if the outputs are inherited
   UniqueFd err;
 };
 
 /// Throws SystemError naming the program, ProgramError when it cannot be executed.
 StartedProcess start_process(const StartOptions& options);
 
-/// Raises the soft limit of descriptors for the pipes of `count` processes; those get the original limit back.
+/// Raises the soft descriptor limit for the pipes of `count` processes. Started processes get the original limit.
 void make_room_for_pipes(int count);
 
-/// A child process whose output is read line by line; it does not outlive its owner.
+/// A child process whose output is read line by line. The destructor ends the child.
 class ChildProcess {
  public:
-  /// The first word of the command is looked for on PATH. Throws as start_process does.
+  /// The first word of the command is searched on PATH. Throws like start_process.
   explicit ChildProcess(const std::vector<std::string>& command);
-  /// Its outputs must not be inherited.
+  /// `options.output` must not be `inherited`.
   explicit ChildProcess(const StartOptions& options, std::chrono::milliseconds grace = std::chrono::seconds(2));
-  ~ChildProcess();  ///< SIGTERM, after the grace time SIGKILL
+  ~ChildProcess();  ///< sends SIGTERM, and SIGKILL after the grace time
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
 
-  /// The next line of its standard output; nullopt at the end of it or of the time.
+  /// The next line of its standard output; nullopt at end of output or when the deadline passes.
   std::optional<std::string> next_line(Deadline deadline);
-  /// The last line that it has written to standard error, after its output has ended.
+  /// The last line it wrote to standard error. Call after its output has ended.
   std::string last_error_line();
   pid_t pid() const noexcept { return process_.pid; }
-  /// There will be no more lines.
+  /// No more lines will follow.
   bool has_ended() const noexcept { return ended_; }
 
  private:

@@ -19,7 +19,7 @@ void WorkerMessages::open() {
   initialised_.clear();
   failures_.clear();
   reporters_.clear();
-  // Each message is a packet of its own, however many ranks share the socket.
+  // A packet socket keeps messages apart although many ranks share it.
   std::tie(own_end_, rank_end_) = make_socket_pair(SOCK_SEQPACKET);
   ::fcntl(own_end_.get(), F_SETFL, O_NONBLOCK);
 }

@@ -1,6 +1,6 @@
-// What the ranks of this host tell the launcher, through a socket that they inherit: that they wait in init(), that all
-// ranks are connected (comm/rendezvous/rendezvous.h), and why they failed (comm/base/error_codec.h). Programs that do
-// not use Maniple say nothing.
+// Receives the messages that this host's ranks send to the launcher through an inherited socket: that they wait in
+// init(), that all ranks are connected (comm/rendezvous/rendezvous.h), and why they failed (comm/base/error_codec.h).
+// Programs that do not use Maniple send nothing.
 #pragma once
 
 #include <map>
@@ -16,25 +16,25 @@ namespace maniple::launch {
 
 class WorkerMessages {
  public:
-  /// Forgets everything and opens a new socket for the next ranks. Throws SystemError.
+  /// Clears all state and opens a new socket for the next ranks. Throws SystemError.
   void open();
-  /// For MANIPLE_INIT_FD and MANIPLE_REPORT_FD: what ranks inherit. Close-on-exec here. -1: not open.
+  /// The end that ranks inherit, for MANIPLE_INIT_FD and MANIPLE_REPORT_FD; close-on-exec here. -1: not open.
   int rank_end() const noexcept { return rank_end_.get(); }
   /// Readable when there is a message; non-blocking. -1: not open.
   int own_end() const noexcept { return own_end_.get(); }
-  /// After all ranks were started: only they have the other end now.
+  /// Call after all ranks were started, so that only they hold the other end.
   void close_rank_end() noexcept { rank_end_.reset(); }
   void close() noexcept;
 
-  /// Receives all messages that are there. False when there will be no more: all who could send have ended.
+  /// Receives all pending messages. False when no more can come because all senders have ended.
   bool receive();
 
   bool is_initialised(int rank) const { return initialised_.count(rank) != 0; }
   /// A rank that waits in init() for all ranks of the job.
   std::optional<int> waiting() const;
-  /// The last failure that the rank has reported; null: none.
+  /// The last failure that the rank reported; null: none.
   const ErrorInfo* failure_of(int rank) const;
-  /// The ranks that have reported a failure since this was asked last.
+  /// The ranks that have reported a failure since the last call.
   std::set<int> take_reporters() { return std::exchange(reporters_, {}); }
 
  private:

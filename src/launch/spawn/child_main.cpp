@@ -39,17 +39,17 @@ constexpr std::string_view kMagic = "maniple-spawn-1\n";
 constexpr std::uint64_t kNoFunction = ~std::uint64_t{0};
 constexpr int kBadStart = 2;
 
-bool taken_over = false;  // set before any static object is made
+bool taken_over = false;  // set before any static object is constructed
 
-/// The main program as it lies in memory.
+/// The main program's layout in memory.
 struct LoadedProgram {
   std::uintptr_t base = 0;
   std::uintptr_t address = 0;
   bool holds_address = false;
-  std::uint64_t layout = 0;  // a hash of its segments' places and sizes
+  std::uint64_t layout = 0;  // a hash of its segments' addresses and sizes
 };
 
-// The first object that is listed is the program itself.
+// dl_iterate_phdr lists the program itself first.
 int look_at_first(dl_phdr_info* object, std::size_t, void* data) {
   auto& program = *static_cast<LoadedProgram*>(data);
   program.base = object->dlpi_addr;
@@ -72,7 +72,7 @@ LoadedProgram look_for(std::uintptr_t address) {
 
 void write_report(int fd, const SpawnReport& report) noexcept {
   try {
-    (void)send_all(fd, encode_report(report));  // fails when the parent has gone
+    (void)send_all(fd, encode_report(report));  // fails when the parent is gone
   } catch (...) {
   }
 }
@@ -91,11 +91,11 @@ std::string read_payload(int fd) {
   return bytes;
 }
 
-// Tells whether the program is the one that wrote the payload: nearly every build has segments of other sizes. (Nothing
-// of ours would do: it may lie in a shared library.)
+// Identifies the program that wrote the payload: nearly every build has segments of different sizes. (A constant of
+// Maniple would not do, because it may lie in a shared library.)
 std::uint64_t fingerprint() { return look_for(0).layout; }
 
-// The process has the name "exe" from /proc/self/exe; people look for the program's own.
+// Started from /proc/self/exe, the process is named "exe"; give it the program's own name.
 void take_name_of(const char* path) {
   if (path == nullptr) return;
   const char* slash = std::strrchr(path, '/');
@@ -190,7 +190,7 @@ int run_spawned(detail::SpawnEntry entry, void (*function)(), std::string_view a
   } catch (...) {
     write_report(report, report_of_current_exception());
     std::fflush(nullptr);
-    ::_exit(1);  // other threads may still use what static objects hold
+    ::_exit(1);  // without destructors: other threads may still use static objects
   }
   write_report(report, {.finished = true});
   return 0;
@@ -201,7 +201,7 @@ namespace {
 constexpr std::uint8_t kFinished = 1;
 constexpr std::uint8_t kThrew = 2;
 constexpr std::size_t kMostType = 4 * 1024;
-constexpr std::size_t kMostText = 12 * 1024;  // of the text, and of the error
+constexpr std::size_t kMostText = 12 * 1024;  // for `text` and for `error`, each
 
 struct Free {
   void operator()(char* text) const noexcept { std::free(text); }
@@ -272,13 +272,13 @@ ParentPipe::ParentPipe() {
 }
 
 void die_with_parent(int parent_pipe) {
-  // Opened anew: who gets the signal belongs to the open file, and that is shared with the other children.
+  // Reopened, because the signal's receiver is a property of the open file, which is shared with the other children.
   const int own = ::open(fmt::format("/proc/self/fd/{}", parent_pipe).c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   const bool asked = own >= 0 && ::fcntl(own, F_SETOWN, ::getpid()) == 0 && ::fcntl(own, F_SETSIG, SIGKILL) == 0 &&
                      ::fcntl(own, F_SETFL, O_ASYNC | O_NONBLOCK) == 0;
   if (!asked) throw_system_error("spawn: asking to be killed with the parent");
   ::close(parent_pipe);
-  // The parent may have ended before.
+  // The parent may have ended already.
   pollfd state{own, POLLIN, 0};
   if (::poll(&state, 1, 0) > 0) ::raise(SIGKILL);
 }

@@ -24,7 +24,7 @@
 namespace maniple::launch {
 namespace {
 
-constexpr int kLookMs = 10;  // between looks, where the kernel has no pidfd
+constexpr int kLookMs = 10;  // polling interval on kernels without pidfd
 
 UniqueFd open_pidfd(pid_t pid) {
 #ifdef SYS_pidfd_open
@@ -69,7 +69,7 @@ void SpawnWatch::look_at(Process& process) {
   while ((got = ::waitpid(process.pid, &status, WNOHANG)) < 0 && errno == EINTR) {
   }
   if (got == 0) return;
-  // -1: someone else has taken the status (SIGCHLD is ignored, or a wait() for any child); the report must do.
+  // -1: the status is gone (SIGCHLD is ignored, or the program waited for any child); the report must do.
   process.ended = true;
   process.status_known = got == process.pid;
   process.status = status;
@@ -84,7 +84,7 @@ void SpawnWatch::look_at_all() {
   look_for_absent();
 }
 
-// One that has ended will not call init() any more: the others would wait for it until the time-out of init().
+// Finds processes that ended without calling init(): the others would wait for them until init() times out.
 void SpawnWatch::look_for_absent() {
   if (messages_.own_end() >= 0 && !messages_.receive()) messages_.close();
   if (!messages_.waiting()) return;
@@ -145,7 +145,7 @@ std::vector<RankExit> SpawnWatch::failures() const {
     if (!has_failed(process)) continue;
     const int rank = first_rank_ + static_cast<int>(i);
     RankExit exit{.rank = static_cast<int>(i)};
-    // One without a report crashed or exited: it comes before what the others then threw.
+    // A process without a report crashed or exited; at_us stays 0, so it precedes the exceptions the others then threw.
     if (process.answer) exit.at_us = process.answer->when_ns / 1000;
     exit.consequence = process.answer && process.answer->error && is_consequence(*process.answer->error, rank);
     if (exit.consequence) exit.blamed = std::max(-1, blamed_rank(*process.answer->error) - first_rank_);
@@ -178,7 +178,7 @@ SpawnError SpawnWatch::error_of(std::size_t rank) const {
     cause.text = process.answer->text;
     if (process.answer->error) cause.kind = process.answer->error->kind;
     std::string message = cause.text;
-    // LibTorch's exceptions carry their stack behind the message: text() has all of it.
+    // LibTorch's exceptions append their stack to the message; text() has all of it.
     if (!process.answer->error) message.erase(std::min(message.find("\nException raised from "), message.size()));
     what = fmt::format("threw {}{}{}", cause.type, message.empty() ? "" : ": ", message);
   } else if (process.status_known) {
@@ -237,11 +237,11 @@ int count_threads() {
   return count;
 }
 
-/// MASTER_ADDR and MASTER_PORT of the environment are those of another job: this process is one of its ranks.
+/// Whether this process is a rank of a launched job, to which MASTER_ADDR and MASTER_PORT then belong.
 bool is_a_rank() { return environment_text("LOCAL_RANK").has_value(); }
 
-/// One machine as far as the options tell; but a program may do the arithmetic of several by itself and give init() the
-/// rank and the world size, as PyTorch's tutorials do: then the environment names the master.
+/// The options describe one machine. But a program may compute rank and world size across machines by itself and pass
+/// them to init(), as PyTorch's tutorials do; then the environment names the master.
 void take_master_of_environment(NodeEnvironment& node) {
   const auto address = environment_text("MASTER_ADDR");
   const auto port = environment_integer("MASTER_PORT", 1, 65535);
@@ -250,7 +250,7 @@ void take_master_of_environment(NodeEnvironment& node) {
   node.master_port = static_cast<int>(*port);
 }
 
-/// The one that the user gave to all machines of the job, if there is one; else, on one machine, one of its own.
+/// The secret that the user gave to all machines of the job, if any; otherwise, on one machine, a random one.
 std::optional<Secret> secret_for(bool several) {
   std::optional<Secret> secret;
   if (several || !is_a_rank()) secret = secret_from_environment();

@@ -1,5 +1,4 @@
-// The parent's side of spawn: what it derives from its options, and its processes: which have ended and how, which
-// failure was the first, and how to end the rest.
+// The parent's side of spawn: checks the options, watches the processes, finds the first failure and ends the rest.
 #pragma once
 
 #include <sys/types.h>
@@ -26,41 +25,41 @@ class SpawnWatch {
   SpawnWatch(const SpawnWatch&) = delete;
   SpawnWatch& operator=(const SpawnWatch&) = delete;
 
-  /// To be called first: the processes then say on messages().rank_end() that they are in init(). `first_rank` is that
+  /// Call first: the processes then report on messages().rank_end() that they are in init(). `first_rank` is the rank
   /// of the first process.
   void open_messages(int first_rank);
   WorkerMessages& messages() noexcept { return messages_; }
 
-  /// A process just started, and the end of the socket on which its report arrives.
+  /// Adds a process that was just started, and the socket end on which its report arrives.
   void add(pid_t pid, UniqueFd report);
 
   const std::vector<int>& pids() const noexcept { return pids_; }
   bool all_ended() const noexcept;
 
-  /// Waits until all have ended or one has failed; false when the time is over first.
+  /// Waits until all have ended or one has failed; false when `until` passes first.
   bool wait(std::optional<Clock::time_point> until);
 
-  /// The failure that came first of those that are known; nullopt: none.
+  /// The earliest known failure; nullopt: none.
   std::optional<SpawnError> first_failure() const;
-  /// Waits on while the known failures are all consequences of another process's ("peer lost").
+  /// Keeps waiting while all known failures are consequences of another process's failure ("peer lost").
   bool wait_for_cause(Clock::time_point until);
 
-  /// SIGTERM, after the grace time SIGKILL. What they die of from now on is no failure.
+  /// Sends SIGTERM, and SIGKILL after `grace`. Later exits no longer count as failures.
   void end_all(Seconds grace) noexcept;
-  /// They run on, and nobody here waits for them.
+  /// Stops watching: the processes keep running, and this object does not wait for them.
   void forget_all() noexcept;
 
  private:
   struct Process {
     pid_t pid = -1;
-    UniqueFd pidfd;   // not on old kernels
+    UniqueFd pidfd;   // empty on old kernels
     UniqueFd report;  // non-blocking
     std::string received = {};
     bool ended = false;
     bool status_known = false;
     int status = 0;
     bool ended_by_us = false;
-    bool absent = false;  // exited with 0, but another waits for it in init()
+    bool absent = false;  // exited with 0 while another process waits for it in init()
     std::optional<SpawnReport> answer = std::nullopt;
   };
 
@@ -80,14 +79,12 @@ class SpawnWatch {
   int first_rank_ = 0;
 };
 
-// What spawn refuses before it starts anything, and what it derives from its options.
-
 void check_spawn_options(const SpawnOptions& options);
 
-/// Throws Unsupported when this process has threads: fork would copy their locks but not them.
+/// Throws Unsupported when this process has threads: fork would copy their locks but not the threads.
 void check_fork_is_safe();
 
-/// The address of rank 0, a port that stays reserved as long as `reservation` is open, and the secret of the job.
+/// The address of rank 0, a port that stays reserved while `reservation` is open, and the job's secret.
 struct SpawnRendezvous {
   NodeEnvironment node;
   UniqueFd reservation;
@@ -95,7 +92,7 @@ struct SpawnRendezvous {
 };
 SpawnRendezvous prepare_rendezvous(const SpawnOptions& options);
 
-/// The place of process `index` in the job. Pure.
+/// The assignment of process `index` in the job. Pure.
 WorkerAssignment assignment_of(const SpawnOptions& options, int index);
 
 }  // namespace maniple::launch

@@ -27,10 +27,10 @@ namespace {
 
 using namespace launch;
 
-// For the cause of what a process reports to end, too: it unwinds its stack while the others notice already.
+// Time for the cause of a reported failure to end, too: it may still unwind its stack when the other processes notice.
 constexpr auto kTimeForCause = std::chrono::seconds(1);
 
-// As this process was called, so that `ps` shows it.
+// This process's own arguments, so that `ps` shows them for the children.
 std::vector<std::string> own_arguments() {
   std::ifstream in("/proc/self/cmdline", std::ios::binary);
   std::vector<std::string> arguments;
@@ -44,7 +44,7 @@ std::vector<std::string> own_arguments() {
 struct SpawnContext::Impl {
   explicit Impl(const SpawnOptions& given) : options(given) {}
   ~Impl() {
-    // A child of fork() has a copy of the handle, but they are not its children.
+    // A forked child has a copy of the handle, but the processes are not its children.
     if (!guard.owned()) return;
     watch.end_all(options.grace);
   }
@@ -99,7 +99,7 @@ struct SpawnContext::Impl {
 
   pid_t start_fork(const SpawnAssignment& assignment, const Environment& environment, detail::SpawnEntry entry,
                    void (*function)(), const std::string& arguments) {
-    std::fflush(nullptr);  // or the copies would write it again
+    std::fflush(nullptr);  // or the children would write the buffered output again
     const pid_t pid = ::fork();
     const int error_code = errno;
     if (pid < 0)
@@ -122,7 +122,7 @@ struct SpawnContext::Impl {
       std::fprintf(stderr, "maniple: spawn: %s\n", failure.what());
     }
     std::fflush(nullptr);
-    ::_exit(code);  // exit() would run what the parent has registered
+    ::_exit(code);  // exit() would run the parent's exit handlers
   }
 
   bool join(std::optional<Seconds> timeout) {

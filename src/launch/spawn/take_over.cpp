@@ -1,12 +1,13 @@
-// The start of a program that links maniple::launch. A process that spawn starts is this program once more, but its
-// main must not run: what main does before it calls spawn (parse options, load data, write files) happens once. The
-// start-up code of every program calls __libc_start_main(main, ...) of the C library. Here is a function of that name,
-// which the linker prefers. It calls the real one, in a spawned process with another main. The C library constructs the
-// static objects of the program and its libraries before it calls either.
+// Takes over the start of programs that link maniple::launch. A spawned process runs the same program, but its main
+// must not run: the steps before spawn() (parsing options, loading data, writing files) must happen only once.
 //
-// This file is a library of its own, so that a program that links maniple::comm or maniple::train alone starts as it
-// would without Maniple. Both symbols are weak: a statically linked program takes the C library's own function, a
-// program without spawn has no take_over_start.
+// The start-up code of every program calls the C library's __libc_start_main(main, ...). This file defines a function
+// of that name, which the linker prefers. It calls the real function, with a different main in a spawned process. The C
+// library constructs the static objects of the program and its libraries before it calls either main.
+//
+// This file is a separate library, so that a program that links only maniple::comm or maniple::train starts unchanged.
+// Both symbols are weak: a statically linked program uses the C library's own function, and a program without spawn
+// lacks take_over_start.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -20,7 +21,7 @@ extern "C" {
 
 using ManipleStart = int (*)(maniple::detail::SpawnedMain, int, char**, void (*)(), void (*)(), void (*)(), void*);
 
-// Runs before any static object exists: nothing but calls into the C library here.
+// Runs before any static object exists: only call the C library here.
 __attribute__((weak, visibility("default"))) int __libc_start_main(maniple::detail::SpawnedMain program, int argc,
                                                                    char** argv, void (*init)(), void (*fini)(),
                                                                    void (*rtld_fini)(), void* stack_end) {

@@ -45,7 +45,7 @@ int AgentProcess::run(Events events) {
   events_ = std::move(events);
   poller_.add(control_.get(), EPOLLIN, [this](std::uint32_t) { on_control(); });
   poller_.add(signals_.get(), EPOLLIN, [this](std::uint32_t) { on_signal(); });
-  reap();  // what ended before anyone looked
+  reap();  // children that ended before the signal was watched
   bool reported = false;
   while (!result_) {
     poller_.turn();

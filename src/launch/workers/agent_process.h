@@ -1,4 +1,4 @@
-// The agent: the process of the launcher that has the workers as children (see supervisor.h).
+// The agent: the launcher process that is the parent of the workers (see supervisor.h).
 #pragma once
 
 #include <sys/types.h>
@@ -17,10 +17,10 @@ class AgentProcess {
   struct Events {
     std::function<void(int signal)> interrupted;                       ///< SIGINT, SIGTERM, SIGHUP, SIGQUIT
     std::function<void(int signal)> passed_on;                         ///< SIGSTOP, SIGCONT, SIGUSR1, SIGUSR2
-    std::function<void(pid_t pid, int code, int status)> child_ended;  ///< before it is waited for
+    std::function<void(pid_t pid, int code, int status)> child_ended;  ///< called before the child is reaped
     std::function<void()> children_reaped;
-    std::function<void()> output_closed;  ///< nobody reads standard output any more
-    std::function<bool()> drained;        ///< may the process end now? (asked after stop)
+    std::function<void()> output_closed;  ///< the reader of standard output is gone
+    std::function<bool()> drained;        ///< returns whether the process may end now (called after stop)
   };
 
   /// `control` is the agent's end of the socket to the supervisor.
@@ -30,11 +30,11 @@ class AgentProcess {
   Console& console() noexcept { return console_; }
   int control() const noexcept { return control_.get(); }
 
-  /// Ends run() once everything is written; the first call counts.
+  /// Ends run() once everything is written. Only the first call counts.
   void stop(int code);
   bool stopped() const noexcept { return result_.has_value(); }
 
-  /// Until stop. When the supervisor is gone: kills all descendants and ends this process.
+  /// Runs until stop(). When the supervisor is gone, kills all descendants and ends this process.
   int run(Events events);
 
  private:

@@ -34,9 +34,9 @@ constexpr const char* kWithout = "without --share-gpu the ranks share a GPU in t
 constexpr std::chrono::seconds kStartLimit{10};
 constexpr std::chrono::seconds kQuitLimit{3};
 constexpr std::chrono::seconds kSignalLimit{1};
-constexpr int kLookMs = 5;  // between two looks at a process, which is nobody's child here or one of several
+constexpr int kLookMs = 5;  // polling interval: a process may not be a child, or is one child of several
 
-// For sh: $0 is the program, $1 the file for what it prints.
+// For sh: $0 is the program, $1 the file for its output.
 constexpr const char* kStartDaemon = "exec \"$0\" -d >>\"$1\" 2>&1";
 constexpr const char* kAsk = "echo get_server_list | \"$0\" >/dev/null 2>&1";
 constexpr const char* kQuit = "echo quit | \"$0\" >/dev/null 2>&1";
@@ -51,8 +51,8 @@ std::string last_line_of(std::string text) {
   return text.substr(text.rfind('\n') + 1);
 }
 
-/// True as soon as the job is to end, false after a pause. `control` is the agent's end of the socket to the
-/// supervisor, whose bytes are left for the agent; -1: none.
+/// Returns true as soon as the job must end, false after a pause. `control` is the agent's end of the socket to the
+/// supervisor; its bytes are left for the agent. -1: none.
 bool pause_unless_ended(int control) {
   pollfd state{control, POLLIN, 0};
   if (::poll(&state, 1, kLookMs) <= 0) return false;
@@ -71,7 +71,7 @@ int signal_to_end(int control) {
       if (bytes[i] == signal) return signal;
     }
   }
-  pollfd state{control, 0, 0};  // the end of the connection is seen even behind bytes that are not read
+  pollfd state{control, 0, 0};  // POLLHUP is reported even while unread bytes remain
   return ::poll(&state, 1, 0) > 0 && (state.revents & POLLHUP) != 0 ? SIGKILL : 0;
 }
 
@@ -117,11 +117,11 @@ MpsDaemon::~MpsDaemon() { remove_folder(); }
 
 void MpsDaemon::remove_folder() const noexcept { remove_tree(folder_); }
 
-/// The exit code of the script; nothing when it was ended here: at the deadline, by a signal, or because the job is to
-/// end.
+/// The script's exit code; nullopt when the script was ended here: at the deadline, by a signal, or because the job
+/// must end.
 std::optional<int> MpsDaemon::run(const std::string& script, Deadline deadline, int control) const {
   const Program shell{.path = "/bin/sh", .argv = {"sh", "-c", script, program_, folder_ + "/output"}};
-  // A session of its own: whatever the script starts can be ended with it.
+  // A session of its own, so that all processes the script starts can be ended with it.
   const pid_t pid =
       start_process({.program = &shell, .environment = &environment_, .output = StartOutput::inherited}).pid;
   for (;;) {
@@ -172,7 +172,7 @@ void MpsDaemon::set_variables() const {
     ::setenv(kDevicesVariable, renumbered_devices(visible).c_str(), 1);
 }
 
-/// What the daemon has printed last, or written to its log.
+/// The last line that the daemon printed, or else wrote to its log.
 std::string MpsDaemon::last_line() const {
   const std::string printed = last_line_of(file_text(folder_ + "/output"));
   return printed.empty() ? last_line_of(file_text(folder_ + "/log/control.log")) : printed;

@@ -1,8 +1,8 @@
-// NVIDIA's Multi-Process Service (MPS), for `--share-gpu`: with it the kernels of several processes run on one GPU at
-// the same time; without it the processes have the whole GPU in turns, in time slices.
+// Runs NVIDIA's Multi-Process Service (MPS), for `--share-gpu`. With MPS, kernels of several processes run on one GPU
+// at the same time; without it, the processes take turns in time slices.
 //
-// Its control daemon (nvidia-cuda-mps-control) starts a server (nvidia-cuda-mps-server) when the first process uses
-// CUDA. Here each job has a daemon of its own on each node, in a private folder, which CUDA finds by two environment
+// The MPS control daemon (nvidia-cuda-mps-control) starts a server (nvidia-cuda-mps-server) when the first process uses
+// CUDA. Each job has its own daemon on each node, in a private folder that CUDA finds through two environment
 // variables.
 #pragma once
 
@@ -20,19 +20,20 @@ namespace maniple::launch {
 
 class MpsDaemon {
  public:
-  /// Finds the program and makes the folder; starts nothing. Throws InvalidArgument when the program is not there.
+  /// Finds the program and creates the folder; starts nothing. Throws InvalidArgument when the program is missing.
   MpsDaemon();
   ~MpsDaemon();  ///< removes the folder; stops nothing
   MpsDaemon(const MpsDaemon&) = delete;
   MpsDaemon& operator=(const MpsDaemon&) = delete;
 
-  /// Starts the daemon, waits until it answers, and sets CUDA_MPS_PIPE_DIRECTORY and CUDA_MPS_LOG_DIRECTORY in the
+  /// Starts the daemon, waits until it replies, and sets CUDA_MPS_PIPE_DIRECTORY and CUDA_MPS_LOG_DIRECTORY in the
   /// environment of this process, which must adopt orphans and have no other children. Throws SystemError when the
-  /// daemon fails, Aborted when signal_to_end(control); then nothing runs and the folder is gone.
+  /// daemon fails, Aborted when signal_to_end(control); then nothing runs and the folder is removed.
   void start(int control);
 
-  /// Ends the daemon and its servers (its command "quit", then SIGTERM, then SIGKILL) and removes the folder. From
-  /// whichever process was there when it was started, or is a child of one; does nothing when it is gone already.
+  /// Ends the daemon and its servers (its command "quit", then SIGTERM, then SIGKILL) and removes the folder. May be
+  /// called in the process that called start() and in its forked children. Only removes the folder if the daemon is
+  /// gone.
   void stop() noexcept;
 
   void remove_folder() const noexcept;
@@ -40,7 +41,7 @@ class MpsDaemon {
  private:
   struct Process {
     pid_t pid = -1;
-    std::uint64_t start = 0;  // so that another process of that number is not taken for it
+    std::uint64_t start = 0;  // distinguishes it from a later process with the same pid
   };
 
   std::optional<int> run(const std::string& script, Deadline deadline, int control) const;
@@ -55,16 +56,15 @@ class MpsDaemon {
   std::vector<Process> daemon_;  // after start()
 };
 
-/// The signal by which the supervisor, at the other end of the socket `control`, ends the job: SIGKILL when it is gone;
-/// 0: none. What it has sent is not taken out of the socket.
+/// The signal with which the supervisor, at the other end of the socket `control`, ends the job. SIGKILL if the
+/// supervisor is gone; 0: none. Peeks only: the messages stay in the socket.
 int signal_to_end(int control);
 
-/// "0,1" for "2,5": a daemon that sees only some GPUs numbers them again, and its clients must use those numbers. Names
-/// that are no numbers (UUIDs) stay as they are. Pure.
+/// "0,1" for "2,5": a daemon that sees only some GPUs renumbers them, and its clients must use the new numbers. UUIDs
+/// stay unchanged. Pure.
 std::string renumbered_devices(const std::string& visible);
 
-/// Where the job's private folder is made: `temporary` unless the names of sockets in it would be too long, else /tmp.
-/// Pure.
+/// The parent of the job's private folder: `temporary`, or /tmp if socket names in `temporary` would be too long. Pure.
 std::string mps_parent_folder(const std::string& temporary);
 
 }  // namespace maniple::launch

@@ -34,7 +34,7 @@ std::string bytes_text(long long bytes) {
 constexpr std::string_view kRoot = "/sys/fs/cgroup";
 
 void read_limit(OomCounters& counters, const std::string& group) {
-  constexpr long long kNoLimit = 1LL << 60;  // version 1 says so with a number near 2^63
+  constexpr long long kNoLimit = 1LL << 60;  // version 1 reports "no limit" as a number near 2^63
   counters.limit = number(file_text(group + "/memory.max"));
   counters.peak = number(file_text(group + "/memory.peak"));
   if (!counters.limit && !counters.peak) {
@@ -70,7 +70,7 @@ OomCounters read_oom_counters(int pid, const std::string& group) {
   if (!counters.group.empty()) {
     counters.kills = counter_in(file_text(counters.group + "/memory.events"), "oom_kill");
     if (!counters.kills) counters.kills = counter_in(file_text(counters.group + "/memory.oom_control"), "oom_kill");
-    // The limit may be that of a group above.
+    // The limit may be set on a parent group.
     for (std::string above = counters.group; !counters.limit && above.size() >= kRoot.size();) {
       read_limit(counters, above);
       above.erase(above.rfind('/'));
@@ -121,7 +121,7 @@ void add_kernel_log(OomCounters& counters, int pid) {
 
 std::string judge_kill(int signal, bool sent_by_launcher, const OomCounters& before, const OomCounters& after) {
   if (signal != SIGKILL || sent_by_launcher) return {};
-  // A worker that has been moved into a group of its own meanwhile has a counter that began at 0.
+  // If the worker was moved into another group meanwhile, that group's counter began at 0.
   const std::optional<long long> none;
   if (grew(before.group == after.group ? before.kills : none, after.kills)) {
     std::string text = "by the kernel's out-of-memory killer";

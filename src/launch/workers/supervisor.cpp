@@ -44,7 +44,7 @@ void pass_on(int control, int signal) {
   }
 }
 
-/// An agent or reaper that somebody has stopped could not act on what is passed on.
+/// Continues a stopped agent or reaper, which could not act on a signal that is passed on.
 void continue_stopped() {
   for (const pid_t pid : descendants()) {
     const auto stat = process_stat(pid);
@@ -79,11 +79,11 @@ int supervise(pid_t reaper, int control, const sigset_t& signals) {
     }
     pass_on(control, signal);
     if (signal != SIGTSTP && signal != SIGUSR1 && signal != SIGUSR2) continue_stopped();
-    if (signal == SIGTSTP) ::raise(SIGSTOP);  // SIGCONT is passed on when it comes
+    if (signal == SIGTSTP) ::raise(SIGSTOP);  // SIGCONT is passed on when it arrives
   }
 }
 
-/// A child that leads a session of its own and adopts orphans.
+/// Forks a child that leads a session of its own and adopts orphans.
 pid_t fork_session() {
   std::fflush(nullptr);
   const pid_t pid = ::fork();
@@ -110,7 +110,7 @@ pid_t fork_session() {
   ::_exit(code);
 }
 
-/// Another name and another command line than the launcher's: `pkill -KILL maniple` is for the launcher.
+/// Changes the name and command line, so that `pkill -KILL maniple` hits only the launcher.
 void rename_reaper() {
   ::prctl(PR_SET_NAME, "rank-reaper");
   const auto stat = process_stat(::getpid());
@@ -123,7 +123,7 @@ void rename_reaper() {
   std::memcpy(begin, line.data(), std::min(line.size(), size - 1));
 }
 
-/// False when the supervisor has ended the job, or is gone, before the daemon was ready; `code` is then the exit code.
+/// False if the supervisor ended the job or was gone before the daemon was ready; `code` is then the exit code.
 bool start_daemon(int control, int& code) {
   if (job_daemon == nullptr) return true;
   try {
@@ -144,7 +144,7 @@ bool start_daemon(int control, int& code) {
     control.reset();
     sigset_t all;
     ::sigfillset(&all);
-    ::sigprocmask(SIG_SETMASK, &all, nullptr);  // signals are for the supervisor
+    ::sigprocmask(SIG_SETMASK, &all, nullptr);  // the supervisor handles signals
     rename_reaper();
     int status = 0;
     for (pid_t ended = 0; ended != pid && (ended >= 0 || errno != ECHILD);) ended = ::waitpid(-1, &status, 0);
@@ -177,7 +177,7 @@ int run_supervised(const std::function<int(UniqueFd)>& agent, MpsDaemon* daemon)
   sigset_t before;
   ::sigprocmask(SIG_BLOCK, &signals, &before);
   supervisor = ::getpid();
-  ::signal(SIGCHLD, SIG_DFL);  // ignored, it would leave nothing to wait for
+  ::signal(SIGCHLD, SIG_DFL);  // if ignored, children would leave no status to wait for
   adopt_orphans();
   const pid_t pid = fork_session();
   if (pid == 0) {

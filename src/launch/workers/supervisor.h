@@ -1,11 +1,13 @@
-// The process that the user sees: passes signals on to the agent and returns its exit code.
+// The supervisor: the process that the user sees. It passes signals on to the agent and returns the agent's exit code.
 //
-// `maniple run` is three processes. The first, the supervisor, stays in the foreground. The last, the agent, leads a
-// session of its own and has the workers as children (agent_process.h). Between them stands the reaper, which does
-// nothing but wait for the agent's end and then ends whatever descends from it (and, before and after, starts and stops
-// the MPS daemon of --share-gpu). It has a session and a name of its own, so that whoever kills the launcher's
-// processes together, by process group or by name, does not kill it as well. All three adopt orphans: of any two that
-// are killed, the third ends what is left.
+// `maniple run` consists of three processes:
+// - The supervisor, the first process, stays in the foreground.
+// - The reaper, its child, waits for the agent's end and then ends all of the agent's descendants. It also starts the
+//   MPS daemon of --share-gpu before the agent and stops it afterwards. The reaper has a session and a process name of
+//   its own, so that it survives when the launcher's processes are killed by process group or by name.
+// - The agent, the reaper's child, leads a session of its own and is the parent of the workers (agent_process.h).
+//
+// All three adopt orphans: if any two of them are killed, the third ends the remaining processes.
 #pragma once
 
 #include <sys/types.h>
@@ -20,24 +22,23 @@ namespace maniple::launch {
 
 class MpsDaemon;
 
-/// Makes the agent (a child that runs `agent` with its end of the control socket) and supervises it until it has ended.
-/// Must be called before this process has any thread. `daemon`, which may be null, is started before the agent and
-/// stopped after it: it is a child of the reaper, as the agent ends all that descends from itself whenever it ends the
+/// Starts the agent (a process that runs `agent` with its end of the control socket) and supervises it until it ends.
+/// Must be called before this process starts threads. `daemon`, which may be null, is started before the agent and
+/// stopped after it. It is a child of the reaper, because the agent ends all its own descendants whenever it ends the
 /// workers.
 int run_supervised(const std::function<int(UniqueFd control)>& agent, MpsDaemon* daemon = nullptr);
 
-/// Ends the daemon of run_supervised(), if there is one: for an agent whose supervisor is gone, and the reaper perhaps,
-/// too.
+/// Ends the daemon passed to run_supervised(), if any. For an agent whose supervisor, and perhaps reaper, is gone.
 void stop_daemon() noexcept;
 
-/// The supervisor, for the agent; without one, the parent of this process.
+/// The pid of the agent's supervisor; without a supervisor, the parent of this process.
 pid_t supervisor_pid() noexcept;
 
-/// Its process group has the terminal, or it has no terminal at all, or nothing is known. Pure.
+/// True if the process's group is in the terminal's foreground, it has no terminal, or `stat` is empty. Pure.
 bool has_terminal(const std::optional<ProcessStat>& stat);
 
-/// The same of the supervisor: the agent has no terminal of its own to ask. A job that was started with & or stopped by
-/// Ctrl-Z does not draw over the shell's prompt, and does not take its input.
+/// has_terminal() for the supervisor, because the agent has no terminal. A job started with & or stopped by Ctrl-Z must
+/// not draw over the shell's prompt or take its input.
 bool in_foreground();
 
 }  // namespace maniple::launch

@@ -22,17 +22,17 @@ namespace maniple::launch {
 namespace {
 
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
-constexpr std::chrono::duration<double> kLeftoverGrace{0.8};  // of what workers left behind when all went well
+constexpr std::chrono::duration<double> kLeftoverGrace{0.8};  // for processes that successful workers left behind
 constexpr std::chrono::duration<double> kRepeatWindow{0.5};   // time for ranks to end after they report an error
 constexpr std::chrono::seconds kDestructorLimit{2};
-constexpr std::chrono::duration<double> kUnkillable{4.0};  // after SIGKILL: then it is the kernel that holds it
+constexpr std::chrono::duration<double> kUnkillable{4.0};  // after SIGKILL: what is left is stuck in the kernel
 
 std::string search_path_of(const Environment& environment) {
   const std::string* entry = find_variable(environment, "PATH");
   return entry == nullptr ? "/usr/local/bin:/usr/bin:/bin" : entry->substr(std::strlen("PATH="));
 }
 
-/// A terminal belongs to the shell while this job is in the background.
+/// While this job is in the background, the shell owns the terminal.
 bool may_read_input() { return ::isatty(STDIN_FILENO) == 0 || in_foreground(); }
 
 }  // namespace
@@ -198,7 +198,7 @@ void WorkerGroup::read_from(Output& output, bool until_empty) {
       output.pump->finish();
       poller_.remove(output.fd.get());
       output.fd.reset();
-      output.paused = false;  // the end of a pipe is reported while it is paused, too, and nothing will resume this one
+      output.paused = false;  // end-of-file is reported even while paused, and this output will not be resumed
       if (state_ == State::finishing || state_ == State::ending) check_finished();
       return;
     }
@@ -210,9 +210,9 @@ void WorkerGroup::read_from(Output& output, bool until_empty) {
   }
 }
 
-// All ranks that wait for a lost one, or called different things, report it, print it and end. One is shown; of the
-// others, what they print is held back until they end, and summed up. A rank that goes on after all, with the ranks
-// that are left, is shown.
+// All ranks that wait for a lost rank, or that called different operations, report the error, print it and end. The
+// first one's output is shown; the others' standard error is held back until they end and then summarised. If a rank
+// goes on with the remaining ranks instead, its output is shown.
 void WorkerGroup::take_report(Member& member, const ErrorInfo& failure) {
   member.tail->stop_looking();
   if (!repeated_.report(member.assignment.rank, failure) || !member.running || member.err.pump == nullptr) return;
@@ -291,9 +291,9 @@ bool WorkerGroup::child_ended(pid_t pid, int code, int status) {
 void WorkerGroup::children_reaped() {
   if (state_ == State::working && running_ == 0) {
     const bool all_well = std::all_of(members_.begin(), members_.end(), [](const auto& member) { return member->ok; });
-    if (!all_well) return;  // who handles Events::failed calls end()
+    if (!all_well) return;  // the handler of Events::failed calls end()
     state_ = State::finishing;
-    // Background processes of the workers, if there are any, end with the job.
+    // The workers' background processes end with the job.
     if (!descendants().empty()) signal_descendants(SIGTERM);
     timer_ = poller_.call_after(kLeftoverGrace, [this] { kill_rest(); });
   }
@@ -310,7 +310,7 @@ void WorkerGroup::end(int signal, std::chrono::duration<double> grace, int repor
   poller_.cancel(timer_);
   if (signal == SIGKILL) {
     kill_rest();
-    if (running_ == 0 && descendants().empty()) {  // only output was left: it is not waited for any longer
+    if (running_ == 0 && descendants().empty()) {  // only output is left; stop waiting for it
       become_idle();
       events_.ended();
       return;
@@ -341,7 +341,7 @@ void WorkerGroup::kill_rest() {
 void WorkerGroup::give_up() {
   timer_ = 0;
   const std::vector<pid_t> stuck = descendants();
-  if (stuck.empty()) return;  // only output is left, whose reader is slow
+  if (stuck.empty()) return;  // only output is left, for a slow reader
   for (const pid_t pid : stuck) {
     const auto found =
         std::find_if(members_.begin(), members_.end(), [&](const auto& member) { return member->pid == pid; });
@@ -354,15 +354,15 @@ void WorkerGroup::give_up() {
   was == State::finishing ? events_.finished() : events_.ended();
 }
 
-/// Nothing left? All children gone, all pipes empty.
+/// Checks that all children are gone and all pipes are empty.
 void WorkerGroup::check_finished() {
   if (state_ != State::finishing && state_ != State::ending) return;
   if (running_ > 0) return;
   siginfo_t info{};
   const bool alone = ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 && errno == ECHILD;
   if (!alone) {
-    // Workers are gone, but not all that they started: those had the same signal and time. Dead ones are waited for
-    // soon.
+    // The workers are gone, but not all processes they started. Those got the same signal and grace time; dead ones
+    // will be reaped soon.
     if (killed_) signal_descendants(SIGKILL);
     return;
   }
@@ -370,12 +370,12 @@ void WorkerGroup::check_finished() {
     if ((member->out.fd && member->out.pump->congested()) || (member->err.fd && member->err.pump->congested())) return;
   }
   for (const auto& member : members_) {
-    // Everyone who could write is gone, so what is in the pipe is the rest.
+    // All writers are gone, so the pipe holds all that is left.
     const State was = std::exchange(state_, State::idle);
     read_from(member->out, true);
     read_from(member->err, true);
     state_ = was;
-    if (member->out.paused || member->err.paused) return;  // more when there is room again
+    if (member->out.paused || member->err.paused) return;  // continues when there is room again
   }
   const State was = state_;
   become_idle();

@@ -1,5 +1,4 @@
-// The workers of this host in one generation of the group: starts them, copies their output, notices how they end, ends
-// them.
+// This host's workers in one generation of the group: starts them, copies their output, notices their ends, ends them.
 #pragma once
 
 #include <chrono>
@@ -22,55 +21,55 @@
 
 namespace maniple::launch {
 
-/// What the workers of a host have in common through all generations.
+/// The settings that a host's workers share in all generations.
 struct WorkerGroupSettings {
   std::vector<std::string> command;
   std::string folder = {};           ///< where they start; empty: here
-  Environment environment;           ///< the launcher's own, with what --env added
+  Environment environment;           ///< the launcher's own plus the variables of --env
   std::string host;                  ///< for reports
   std::string log_folder = {};       ///< empty: no files
-  std::vector<int> only_ranks = {};  ///< whose lines are shown; empty: all
+  std::vector<int> only_ranks = {};  ///< ranks whose output is shown; empty: all
   bool quiet = false;
   BindPolicy bind = BindPolicy::automatic;
-  int cores_per_process = 0;     ///< 0: all cores are shared out
-  bool verbose = false;          ///< says which cores each rank has
+  int cores_per_process = 0;     ///< 0: all cores are divided among the ranks
+  bool verbose = false;          ///< print each rank's cores
   bool terminal_output = false;  ///< see StartOutput
-  bool share_gpu = false;        ///< where devices are not shared out: each rank has one, which others may have, too
-  int devices_per_node = 0;      ///< for share_gpu; 0: those seen
+  bool share_gpu = false;        ///< if devices are not assigned: each rank gets one device, which ranks may share
+  int devices_per_node = 0;      ///< for share_gpu; 0: all visible devices
   bool input = true;             ///< rank 0 gets the launcher's standard input
 };
 
-/// Makes the folder and those above it. Throws InvalidArgument when that is not possible or it cannot be written to.
+/// Creates the folder and its parents. Throws InvalidArgument if that fails or the folder is not writable.
 void make_log_folder(const std::string& path);
 
 class WorkerGroup {
  public:
   struct Events {
-    std::function<void(const RankExit&)> failed;  ///< a worker failed although nobody ended it
-    std::function<void(const RankExit&)> absent;  ///< a worker exited with 0 before init() was done; the first only
-    std::function<void(int rank)> waiting;        ///< a worker waits in init() for all others; the first only
-    std::function<void(int rank)> exited;         ///< a worker exited with 0; the first only
-    std::function<void()> finished;               ///< all have exited with 0, and nothing is left of them
-    std::function<void()> ended;                  ///< after end(): nothing is left
+    std::function<void(const RankExit&)> failed;  ///< a worker failed before end() was called
+    std::function<void(const RankExit&)> absent;  ///< a worker exited with 0 before init() was done; first one only
+    std::function<void(int rank)> waiting;        ///< a worker waits in init() for all others; first one only
+    std::function<void(int rank)> exited;         ///< a worker exited with 0; first one only
+    std::function<void()> finished;               ///< all exited with 0, and no descendants are left
+    std::function<void()> ended;                  ///< after end(): no descendants are left
   };
 
   WorkerGroup(Poller& poller, Console& console, WorkerGroupSettings settings, Events events);
-  ~WorkerGroup();  ///< kills what is left
+  ~WorkerGroup();  ///< kills the remaining processes
 
-  /// Starts the processes at `assignments`. Throws InvalidArgument or SystemError; then nothing runs.
-  /// `cores_first` and `cores_total`: their place among the ranks of the job on this machine.
+  /// Starts one process per assignment. Throws InvalidArgument or SystemError; then nothing runs. `cores_first` and
+  /// `cores_total` are the ranks' position among the job's ranks on this machine and their total number.
   void start(const std::vector<WorkerAssignment>& assignments, NodeEnvironment node, int cores_first, int cores_total);
 
-  /// Sends the signal to all process groups, and SIGKILL to everything that is left after `grace`. `reported`: the rank
-  /// that the user was shown as the cause; -1: none.
+  /// Signals all process groups, and sends SIGKILL to everything that is left after `grace`. `reported`: the rank that
+  /// the user was shown as the cause; -1: none.
   void end(int signal, std::chrono::duration<double> grace, int reported = -1);
 
   /// Passes a signal on (SIGSTOP, SIGCONT).
   void signal_all(int signal);
 
-  /// To be called when a child of this process has ended, before it is waited for; false if it is not of this group.
+  /// Call when a child of this process has ended, before it is reaped; false if it is not one of this group's workers.
   bool child_ended(pid_t pid, int code, int status);
-  /// To be called after children were waited for.
+  /// Call after children were reaped.
   void children_reaped();
 
   int running() const noexcept { return running_; }
@@ -88,7 +87,7 @@ class WorkerGroup {
     pid_t pid = -1;
     bool running = false;
     bool ok = false;
-    bool held = false;  // what it prints as an error is held back: it repeats an error, and may be about to end
+    bool held = false;  // its standard error is held back: it reported a repeated error and may be about to end
     Output out;
     Output err;
     std::shared_ptr<OutputTail> tail;
