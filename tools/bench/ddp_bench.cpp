@@ -22,7 +22,7 @@ nlohmann::ordered_json to_json(const DdpRow& row) {
           {"peak_rss_mb", row.peak_rss_mb}, {"overlap", row.overlap}};
 }
 
-/// The measurement whose efficiency is the median.
+/// The row with the median efficiency.
 DdpRow middle(std::vector<DdpRow> rows) {
   std::sort(rows.begin(), rows.end(), [](const DdpRow& a, const DdpRow& b) { return a.efficiency < b.efficiency; });
   return rows[(rows.size() - 1) / 2];
@@ -68,7 +68,7 @@ void DdpBench::add_warning(const std::string& text) {
   if (std::find(warnings_.begin(), warnings_.end(), text) == warnings_.end()) warnings_.push_back(text);
 }
 
-// Debian's module belongs to Debian's Python, which need not be the first in PATH.
+// Debian's torch module works only with Debian's Python, which may not be the first in PATH.
 std::string DdpBench::python_with_torch() {
   for (const char* python : {"python3", "/usr/bin/python3", "python"}) {
     try {

@@ -1,7 +1,7 @@
-// `maniple bench ddp`: what averaging gradients adds to a training step, for Maniple and for PyTorch in the same run.
+// `maniple bench ddp`: the cost of gradient averaging in a training step, for Maniple and PyTorch in one run.
 //
-// The work is done by programs of their own (ddp_worker, ddp_torch.py), because `maniple` itself does not link
-// LibTorch. Each model is measured by one system after the other, so that both find the machine in the same state.
+// Separate programs (ddp_worker, ddp_torch.py) do the work, because `maniple` itself does not link LibTorch. The
+// systems are measured one after the other for each model, so that both find the machine in the same state.
 #pragma once
 
 #include <functional>
@@ -14,30 +14,30 @@
 
 namespace maniple::bench {
 
-/// Result of one system, model and number of ranks.
+/// The result for one system, model and number of ranks.
 struct DdpRow {
   std::string system;  ///< "maniple", "torch"
   std::string model;
   int ranks = 0;
-  double nosync_ms = 0;    ///< of a step without averaging, all ranks running
-  double ddp_ms = 0;       ///< of a step with it
+  double nosync_ms = 0;    ///< a step without averaging, all ranks running
+  double ddp_ms = 0;       ///< a step with averaging
   double efficiency = 0;   ///< nosync_ms / ddp_ms
-  double peak_rss_mb = 0;  ///< of the largest rank
-  std::string overlap;     ///< with backward: "none", "inline", "thread"
+  double peak_rss_mb = 0;  ///< maximum over the ranks
+  std::string overlap;     ///< of averaging with backward: "none", "inline", "thread"
 };
 
-/// What `maniple bench ddp` was asked to measure.
+/// The options of `maniple bench ddp`.
 struct DdpRequest {
   std::vector<std::string> models;  ///< empty: all
   std::vector<int> ranks = {2};
-  int iterations = 0;  ///< steps of each kind; 0: as many as fit
-  double seconds = 5;  ///< for the steps of each kind
+  int iterations = 0;  ///< steps of each kind; 0: as many as fit into `seconds`
+  double seconds = 5;  ///< time for the steps of each kind
   double timeout_s = 300;
-  int repeat = 1;  ///< times each is measured; the median efficiency counts
+  int repeat = 1;  ///< measurements of each; the one with the median efficiency counts
   bool torch = true;
 };
 
-/// The models to train: `names`, or all when it is empty. Throws InvalidArgument for one that does not exist.
+/// The models to train: `names`, or all if `names` is empty. Throws InvalidArgument for an unknown model.
 std::vector<std::string> checked_models(const std::vector<std::string>& names);
 
 class DdpBench {
@@ -45,7 +45,7 @@ class DdpBench {
   DdpBench(const Testbed& testbed, const SignalWatch& watch, std::function<void(const std::string&)> progress)
       : testbed_(testbed), watch_(watch), progress_(std::move(progress)) {}
 
-  /// Throws Unsupported when this build has no ddp_worker. A peer that is missing or fails is noted in warnings().
+  /// Throws Unsupported when this build lacks ddp_worker. A missing or failing peer is reported in warnings().
   std::vector<DdpRow> run(const DdpRequest& request, const std::function<void(const DdpRow&)>& on_row);
   const std::vector<std::string>& warnings() const noexcept { return warnings_; }
   bool failed() const noexcept { return failed_; }

@@ -1,4 +1,5 @@
-// What `maniple bench gpu` measures, and how the programs are started. Rows, table and goals are in gpu_report.cpp.
+// The measurements of `maniple bench gpu`, and how their programs are started. Rows, table and goals are in
+// gpu_report.cpp.
 #include "tools/bench/gpu_bench.h"
 
 #include <fnmatch.h>
@@ -21,9 +22,9 @@ namespace {
 using Program = GpuMeasurement::Program;
 
 constexpr const char* kSizes = "4,1M,64M,256M";
-constexpr const char* kRounds = "5";          // of collectives, each of which lasts
-constexpr const char* kMilliseconds = "30";   // so long for a variant
-constexpr const char* kTrainingRounds = "7";  // of some steps
+constexpr const char* kRounds = "5";          // of collectives
+constexpr const char* kMilliseconds = "30";   // per round and variant
+constexpr const char* kTrainingRounds = "7";  // of several steps each
 constexpr std::chrono::seconds kLimit{60};    // for one measurement
 constexpr const char* kMpsControl = "nvidia-cuda-mps-control";
 constexpr const char* kMpsFolder = "CUDA_MPS_PIPE_DIRECTORY";
@@ -40,13 +41,13 @@ std::string program_name(const GpuMeasurement& one) {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-/// The first of its lines, in which a program says what failed; `maniple run` reports more around it.
+/// The program's own first error line, without the surrounding report of `maniple run`.
 std::string cause_in(const std::string& text, const std::string& program) {
   const std::size_t found = text.find(program + ": ");
   return first_line(found == std::string::npos ? text : text.substr(found));
 }
 
-/// What the script prints first; empty when it fails.
+/// The first line that the script prints; empty if the script fails.
 std::string python_says(const std::string& python, const char* script, const SignalWatch& watch) {
   std::string said;
   try {
@@ -121,7 +122,7 @@ std::string GpuBench::missing(const GpuMeasurement& one) {
   }
   if (one.program == Program::limit) return {};
   const std::string& backend = one.program == Program::ddp ? one.backend : one.subject;
-  const std::string runtime = missing_plugin("cuda");  // of the GPU, whatever communicates
+  const std::string runtime = missing_plugin("cuda");  // every backend needs its device runtime
   if (!runtime.empty() || backend != "nccl" || !nccl_folder_.empty()) return runtime;
   return missing_plugin("nccl");
 }
@@ -130,7 +131,7 @@ ChildSpec GpuBench::process(const GpuMeasurement& one) const {
   ChildSpec spec;
   spec.name = one.name();
   spec.environment = {{"CUDA_VISIBLE_DEVICES", device_}};
-  // Without MPS also where a daemon runs in the usual place: CUDA finds none here.
+  // Avoids MPS even if a daemon runs in the default folder: CUDA finds none in this one.
   if (!one.mps) spec.environment.emplace_back(kMpsFolder, testbed_.scratch->file("no-mps"));
   if (!nccl_folder_.empty() && one.program != Program::torch) {
     const char* const before = std::getenv("LD_LIBRARY_PATH");
@@ -142,7 +143,7 @@ ChildSpec GpuBench::process(const GpuMeasurement& one) const {
     spec.argv = {python_, program, one.subject, kTrainingRounds};
     return spec;
   }
-  spec.death_signal = SIGTERM;  // it has workers to end
+  spec.death_signal = SIGTERM;  // so that it ends its workers
   const bool forks = one.program == Program::limit;
   spec.argv = {testbed_.program,
                "run",
@@ -193,7 +194,7 @@ std::vector<GpuRow> GpuBench::measure(const GpuMeasurement& one) {
     run_process_set({process(one)}, take, Deadline::after(kLimit), watch_);
     if (rows.empty()) throw ProcessSetFailed(one.name() + " printed no result");
   } catch (const Error& error) {
-    // Rows that came before the failure stand.
+    // Keep the rows that came before the failure.
     empty.missing = "failed: " + cause_in(error.what(), program_name(one));
     rows.push_back(empty);
     errors_.push_back(fmt::format("{}: {}", one.name(), error.what()));
@@ -222,7 +223,7 @@ std::vector<GpuRow> GpuBench::run(const std::vector<GpuMeasurement>& list,
   }
   if (wants([](const GpuMeasurement& one) { return one.subject == "nccl" || one.backend == "nccl"; }) &&
       !missing_plugin("nccl").empty()) {
-    // The library that PyTorch brings along, perhaps.
+    // PyTorch may have installed its own NCCL.
     const std::string folder =
         python_says("python3", "import nvidia.nccl as n; print(list(n.__path__)[0] + '/lib')", watch_);
     if (!folder.empty() && access((folder + "/libnccl.so.2").c_str(), R_OK) == 0) nccl_folder_ = folder;

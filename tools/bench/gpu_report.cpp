@@ -40,7 +40,7 @@ nlohmann::ordered_json to_json(const GpuGoal& goal) {
           {"reached", goal.reached}};
 }
 
-/// Which row is meant.
+/// Identifies a row.
 struct Key {
   std::string what, system, kind;
   int ranks = 1;
@@ -60,7 +60,7 @@ double percent_over(const GpuRow& row, const GpuRow& plain) { return (row.us / p
 
 std::string signed_percent(double percent) { return fmt::format("{:+.2f} %", percent); }
 
-/// Makes the list of goals from the rows.
+/// Derives the list of goals from the rows.
 class Goals {
  public:
   explicit Goals(const std::vector<GpuRow>& rows) : rows_(rows) {}
@@ -223,7 +223,7 @@ std::string gpu_table_line(const GpuRow& row, const std::vector<GpuRow>& rows) {
   if (row.bytes == 0) {
     rate = fmt::format("{:.0f}/s", row.items_per_second());
   } else if (row.ranks > 1 || row.system.ends_with("NCCL") || row.system == "nccl") {
-    rate = format_bandwidth(row.gigabytes_per_second());  // one rank in place moves nothing
+    rate = format_bandwidth(row.gigabytes_per_second());  // not shown for one rank in place, which moves no data
   }
   const GpuRow* const plain = row.bytes == 0 ? find(rows, {row.what, row.system, "plain"}) : nullptr;
   if (plain != nullptr && row.kind != "plain") {

@@ -29,7 +29,7 @@ struct Layout {
   std::size_t total = 0;
 };
 
-/// The same on every rank, although not every rank uses all of it: allocation may be collective.
+/// The same on every rank, even if a rank does not use all of it, because allocation may be collective.
 Layout layout_of(const Case& what) {
   if (what.in_place()) return {0, what.bytes()};
   const std::size_t out_offset = (what.bytes() + kPage - 1) / kPage * kPage;
@@ -40,7 +40,7 @@ double seconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
-/// The value of rank 0, on all ranks: how often to call must not differ between them.
+/// Rank 0's value, returned on all ranks, which must agree on the number of calls.
 std::uint64_t value_of_rank_0(Communicator& communicator, std::uint64_t value) {
   return communicator.largest(communicator.rank() == 0 ? value : 0);
 }
@@ -81,7 +81,7 @@ void measure_case(Communicator& communicator, const WorkItem& item, const Case& 
     row.error = fmt::format("wrong result: {} of the checked elements on the worst rank", wrong);
     return;
   }
-  // Zeros stay zeros under every reduction, so that repeated calls in place neither overflow nor become denormal.
+  // Zeros stay zeros under every reduction, so that repeated in-place calls neither overflow nor produce denormals.
   std::memset(in, 0, layout.total);
 
   row.iterations = warm_up(communicator, item);
@@ -107,7 +107,7 @@ void measure(Communicator& communicator, const WorkItem& item, const std::functi
   const std::vector<Case> cases = item.cases();
   std::size_t most = 1;
   for (const Case& what : cases) most = std::max(most, layout_of(what).total);
-  communicator.memory(most);  // once, so that small cases do not pay for large ones' growth in between
+  communicator.memory(most);  // allocate the maximum once, not while measuring
   for (const Case& what : cases) {
     Row row;
     row.op = item.op;
@@ -120,7 +120,7 @@ void measure(Communicator& communicator, const WorkItem& item, const std::functi
     row.transport = communicator.transport();
     try {
       measure_case(communicator, item, what, row);
-    } catch (const InvalidArgument& error) {  // the same on all ranks, and the group stays usable
+    } catch (const InvalidArgument& error) {  // thrown on all ranks, and the group stays usable
       row.error = error.what();
     } catch (const Unsupported& error) {
       row.error = error.what();
@@ -146,14 +146,14 @@ std::uint32_t mix(std::size_t index, int rank) noexcept {
   return static_cast<std::uint32_t>(x >> 40);
 }
 
-/// What `rank` holds at `index`, as a whole number that every dtype can hold exactly.
+/// The input of `rank` at `index`: a whole number that every dtype represents exactly.
 int input_value(const Case& what, std::size_t index, int rank) noexcept {
   const std::uint32_t bits = mix(index, rank);
   if (what.dtype == DType::bool8) return bits & 1;
   return is_reduction(what.op) ? 1 + static_cast<int>(bits % 3) : static_cast<int>(bits % 120);
 }
 
-/// The reduction over all ranks: whole numbers wrap like the dtype does, once cast to it.
+/// The reduction over all ranks. Cast to the dtype, the result wraps as the dtype does.
 std::int64_t reduce_whole(const Case& what, std::size_t index) noexcept {
   auto total = static_cast<std::uint64_t>(input_value(what, index, 0));
   for (int rank = 1; rank < what.ranks; ++rank) {
@@ -180,7 +180,7 @@ double reduce_real(const Case& what, std::size_t index) noexcept {
   return what.reduce.kind() == ReduceOp::avg ? total / what.ranks : total;
 }
 
-/// Which rank's which element an output element comes from, for operations that only move.
+/// The source rank and element of an output element, for operations that only move data.
 struct Origin {
   int rank;
   std::size_t index;
@@ -245,7 +245,7 @@ void fill_typed(const Case& what, int rank, T* input) {
 template <class T>
 std::size_t count_wrong_typed(const Case& what, int rank, const T* output) {
   constexpr std::size_t kAll = 256 * 1024, kEnd = 4096,
-                        kStride = 251;  // prime, so that no part or chunk is in step with it
+                        kStride = 251;  // prime, so that it does not align with parts or chunks
   const std::size_t count = what.out_count(rank);
   std::size_t wrong = 0;
   for (std::size_t j = 0; j < count;) {

@@ -38,7 +38,7 @@ struct StartFailure {
   char step[32];
 };
 
-/// The child's side between fork and exec. We have one thread, so allocation is allowed here.
+/// The child's side between fork and exec. The parent has only one thread, so allocation is allowed here.
 class Starter {
  public:
   Starter(const ChildSpec& spec, pid_t parent, int failure_fd)
@@ -46,7 +46,7 @@ class Starter {
 
   [[noreturn]] void run(int out, int err) {
     require(prctl(PR_SET_PDEATHSIG, spec_.death_signal) == 0, "prctl");
-    if (getppid() != parent_) _exit(1);  // it died before prctl
+    if (getppid() != parent_) _exit(1);  // the parent died before prctl
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -102,12 +102,12 @@ constexpr std::size_t kLongestLine = 64 * 1024;
 struct Member {
   explicit Member(const ChildSpec& spec) : child(spec) {}
   Child child;
-  std::string line;    // of standard output, not yet complete
-  std::string errors;  // the last of standard error
+  std::string line;    // the incomplete last line of standard output
+  std::string errors;  // the end of standard error
   bool out_open = true, err_open = true, running = true;
 };
 
-/// Reads what is there; false at the end of the stream.
+/// Reads the available bytes; false at the end of the stream.
 bool read_some(int fd, std::string& into) {
   std::array<char, 4096> bytes;
   const ssize_t got = read(fd, bytes.data(), bytes.size());
@@ -181,7 +181,7 @@ class ProcessSet {
     throw ProcessSetFailed(with_errors(fmt::format("{} ended with {}", member.child.name(), outcome), member));
   }
 
-  /// What a failed child still has in its pipe; a grandchild may hold the pipe open, so only what is there now.
+  /// Reads the rest of a failed child's pipe. Only what is available now: a grandchild may hold the pipe open.
   static void drain_rest(Member& member) {
     pollfd entry{member.child.err(), POLLIN, 0};
     while (member.err_open && poll(&entry, 1, 0) > 0) drain_err(member);

@@ -1,4 +1,4 @@
-// Child processes that do one thing together: all run to a clean end, or all are ended.
+// Child processes that work together: either all exit cleanly, or all are ended.
 #pragma once
 
 #include <sys/types.h>
@@ -17,13 +17,13 @@
 
 namespace maniple::bench {
 
-/// Thrown when one of the signals of a SignalWatch has arrived; not an Error, because nothing went wrong.
+/// Thrown when a signal of a SignalWatch has arrived. Not an Error, because nothing failed.
 struct Interrupted {
   int signal;
 };
 
-/// SIGINT, SIGTERM and SIGHUP as a readable descriptor, so that everything that was started is ended and removed in the
-/// ordinary way, by destructors. Blocks them for the process while it lives. Make it before any thread.
+/// SIGINT, SIGTERM and SIGHUP as a readable descriptor, so that destructors end and remove everything as usual. Blocks
+/// these signals in the process while it exists. Create it before any thread.
 class SignalWatch {
  public:
   SignalWatch();
@@ -32,29 +32,28 @@ class SignalWatch {
   SignalWatch& operator=(const SignalWatch&) = delete;
 
   int fd() const noexcept { return fd_.get(); }
-  void throw_if_signalled() const;  ///< Interrupted
+  void throw_if_signalled() const;  ///< throws Interrupted
 
  private:
   sigset_t before_;
   UniqueFd fd_;
 };
 
-/// What to start.
 struct ChildSpec {
   std::string name;               ///< for messages: "native rank 1"
-  std::vector<std::string> argv;  ///< argv[0] is searched in PATH unless it holds a slash
-  std::vector<std::pair<std::string, std::string>> environment;  ///< added to ours
-  int death_signal = SIGKILL;  ///< sent by the kernel when we die, however we die; TERM for one that has to end others
-  std::optional<int> core;     ///< bound to it
+  std::vector<std::string> argv;  ///< argv[0] is searched in PATH unless it contains a slash
+  std::vector<std::pair<std::string, std::string>> environment;  ///< added to this process's environment
+  int death_signal = SIGKILL;  ///< sent by the kernel when this process dies; SIGTERM for a child that must end others
+  std::optional<int> core;     ///< the core to bind the child to
   std::optional<int> network;  ///< starts in the network namespace of this descriptor
 };
 
-/// A child process that cannot outlive us, with its output in pipes.
+/// A child process that cannot outlive this process, with its output in pipes.
 class Child {
  public:
-  /// Returns once the program has been executed; throws SystemError saying what failed.
+  /// Returns once the program has been executed; throws SystemError naming what failed.
   explicit Child(const ChildSpec& spec);
-  ~Child();  ///< ends it (TERM, then KILL: after a second, or after five if it has to end others first) and reaps it
+  ~Child();  ///< sends SIGTERM, then SIGKILL after 1 s (5 s if the child must end others first), and reaps the child
   Child(Child&& other) noexcept;
   Child& operator=(Child&&) = delete;
 
@@ -74,15 +73,15 @@ class Child {
   int grace_ms_ = 1000;
 };
 
-/// A child failed or did not finish in time; the text names it and holds the last lines of its standard error.
+/// A child failed or did not finish in time. The text names the child and quotes its last lines of standard error.
 struct ProcessSetFailed : Error {
   explicit ProcessSetFailed(const std::string& text) : Error(ErrorKind::peer_lost, text) {}
 };
 
 using LineSink = std::function<void(std::string_view line)>;
 
-/// Starts them all, hands each complete line of standard output to `on_line`, and returns when all have exited with
-/// code 0. Throws ProcessSetFailed, or Interrupted; either way no child is left.
+/// Starts all children, passes each complete line of standard output to `on_line`, and returns when all have exited
+/// with code 0. Throws ProcessSetFailed or Interrupted; no child is left then.
 void run_process_set(const std::vector<ChildSpec>& specs, const LineSink& on_line, Deadline deadline,
                      const SignalWatch& watch);
 

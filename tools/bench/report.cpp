@@ -32,7 +32,7 @@ std::map<std::string, std::string> cpu_info() {
   return info;
 }
 
-/// Arm cores have numbers instead of names.
+/// The kernel reports Arm cores by number, not by name.
 std::string arm_core(const std::string& part) {
   static const std::map<std::string, std::string> names = {
       {"0xd03", "Cortex-A53"},  {"0xd08", "Cortex-A72"},  {"0xd0b", "Cortex-A76"},
@@ -130,7 +130,7 @@ bool same_case(const Row& a, const Row& b) {
          a.link == b.link && a.busy == b.busy && a.rewritten == b.rewritten;
 }
 
-/// What the columns do not show.
+/// The row's properties that the columns do not show.
 std::string context(const Row& row) {
   if (is_core(row)) return "one core of this machine, " + row.dtype;
   std::string text = fmt::format("{}, {} rank{}, {}", row.op, row.ranks, row.ranks == 1 ? "" : "s", row.dtype);
@@ -165,7 +165,7 @@ std::string TableWriter::next(const Row& row, double ratio) {
     context_ = context(row);
     text += fmt::format("-- {}\n", context_);
   }
-  const std::string& backend = is_core(row) ? row.algorithm : row.backend;  // memcpy, add
+  const std::string& backend = is_core(row) ? row.algorithm : row.backend;  // "memcpy" and "add" are algorithms
   const bool sized = row.bytes > 0;
   const std::string bytes = sized ? format_bytes(row.bytes) : "-";
   if (!row.error.empty()) {

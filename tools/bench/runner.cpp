@@ -82,7 +82,7 @@ struct Step {
   WorkItem item;
 };
 
-/// Systems without variants have the same item for several requests (a peer has no registered memory): once is enough.
+/// A system without variants maps several requests to the same item (a peer lacks registered memory); measure it once.
 bool contains(const std::vector<Step>& list, const System& system, const WorkItem& item) {
   return std::any_of(list.begin(), list.end(), [&](const Step& known) {
     return known.system == &system && to_json_text(known.item) == to_json_text(item);
@@ -96,7 +96,7 @@ std::vector<Block> plan_blocks(const BenchRequest& request) {
   std::vector<Block> blocks;
   for (const std::string& op : request.operations) {
     std::vector<int> rank_counts = request.ranks;
-    if (op == "send") rank_counts = {2};  // a ping-pong; others would only watch
+    if (op == "send") rank_counts = {2};  // a ping-pong between two ranks
     for (const int ranks : rank_counts) {
       for (const std::string& dtype : request.dtypes) {
         blocks.push_back({request.hosts, request.link, request.busy, request.repeat,
@@ -139,7 +139,7 @@ std::vector<Row> Runner::run_item(const System& system, const WorkItem& item, co
       rows.push_back(std::move(*row));
     }
   };
-  // What else may run on a machine: processes that want all the time they can get, on any core.
+  // Simulate other load: processes that spin on any core.
   std::vector<Child> spinning;
   for (int i = 0; i < block.busy; ++i) {
     ChildSpec spec;

@@ -1,4 +1,4 @@
-// What `maniple bench` measures, in which order, and the measuring itself.
+// Plans and runs the measurements of `maniple bench`.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace maniple::bench {
 
 inline constexpr int kMaxRanks = 256;
 
-/// What one run of `maniple bench` was asked to measure.
+/// The options of one run of `maniple bench`.
 struct BenchRequest {
   std::vector<std::string> operations;
   std::vector<int> ranks = {2};
@@ -33,39 +33,39 @@ struct BenchRequest {
   double timeout_s = 300;
   int hosts = 1;
   std::string link;
-  int busy = 0;                                            ///< processes that compete for the cores meanwhile
+  int busy = 0;                                            ///< extra processes that compete for the cores
   std::vector<std::string> systems = {"native", "limit"};  ///< names, in the order of a turn
   int repeat = 1;
 };
 
-/// One (operation, ranks, dtype, hosts). Its systems are measured in turn, the whole turn is repeated, and the median
-/// over repetitions counts, so that a slow minute of the machine does not fall on one system alone.
+/// One combination of operation, ranks, dtype and hosts. Its systems are measured in turn, and the whole turn is
+/// repeated. The median over repetitions counts, so that a slow minute of the machine does not hit only one system.
 struct Block {
   int hosts = 1;
   std::string link;
   int busy = 0;
   int repeat = 1;
-  std::vector<WorkItem> items;       ///< one for each transport, buffer and algorithm
+  std::vector<WorkItem> items;       ///< one per transport, buffer and algorithm
   std::vector<std::string> systems;  ///< in the order of the turn
 };
 
-/// Checks every name and number (InvalidArgument) and returns what to measure, in order.
+/// Returns the blocks to measure, in order. Throws InvalidArgument for an invalid name or number.
 std::vector<Block> plan_blocks(const BenchRequest& request);
 
 /// Starts the processes of the blocks and collects their rows.
 class Runner {
  public:
-  /// `progress` gets a short line whenever something else is being measured; may be empty.
+  /// `progress` gets a short line whenever the next measurement starts; may be empty.
   Runner(const SignalWatch& watch, std::function<void(const std::string&)> progress);
 
-  /// Rows in the order of sizes, then systems. `on_row` gets each single measurement at once. A system that
-  /// fails is noted in warnings() and the others go on, so that a long run is not lost.
+  /// Returns rows ordered by size, then system. `on_row` gets each single measurement at once. A failing system is
+  /// reported in warnings() and the others go on, so that a long run is not lost.
   std::vector<Row> run(const Block& block, const std::function<void(const Row&)>& on_row = {});
 
   /// One core's copying and adding at the given sizes.
   std::vector<Row> core_limits(const std::vector<std::uint64_t>& sizes, double budget_s);
 
-  /// What was not measured and why, one line each, without repetitions.
+  /// Missing measurements and the reasons, one line each, without duplicates.
   const std::vector<std::string>& warnings() const noexcept { return warnings_; }
 
   /// A system other than a peer failed.

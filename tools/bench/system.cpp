@@ -20,7 +20,7 @@ namespace maniple::bench {
 namespace {
 
 constexpr int kSecretBytes = 32;
-constexpr int kPort = 29400;  // in namespaces of our own every port is free
+constexpr int kPort = 29400;  // every port is free in new network namespaces
 
 std::string indented(const std::string& lines) {
   std::string text = lines.empty() ? "" : "  ";

@@ -1,5 +1,5 @@
-// Maniple itself: this program again, as `bench-worker`, one process per rank (or one process of threads for loopback);
-// and what such a worker does.
+// The system "native", Maniple itself: starts this program again as `bench-worker`, one process per rank (for loopback,
+// one process with a thread per rank). Also contains the worker.
 #include <exception>
 #include <thread>
 #include <vector>
@@ -27,7 +27,7 @@ class NativeSystem : public System {
   std::vector<WorkItem> work_items(const WorkItem& requested, const Testbed& testbed) const override {
     const bool sharing =
         requested.transport != "tcp" && (!testbed.several_hosts() || requested.ranks > testbed.network->hosts());
-    if (requested.buffer == "registered" && !sharing) return {};  // nobody to share it with: the same as ordinary
+    if (requested.buffer == "registered" && !sharing) return {};  // without sharing, the same as ordinary
     if (requested.buffer == "registered" && requested.op == "barrier") return {};
     if (testbed.several_hosts() && (requested.transport == "shm" || requested.transport == "loopback")) return {};
     WorkItem item = requested;
@@ -61,7 +61,7 @@ class NativeSystem : public System {
   bool bare_;
 };
 
-/// The same program and ranks, over Gloo.
+/// The same program and ranks, with the gloo backend.
 class PluginGloo final : public NativeSystem {
  public:
   PluginGloo() : NativeSystem(false) {}
@@ -169,7 +169,7 @@ InitOptions init_options(const WorkItem& item, int rank) {
 void run_rank(std::shared_ptr<ProcessGroup> group, const WorkItem& item) {
   NativeCommunicator communicator(group, item);
   measure_and_print(communicator, item);
-  group->barrier();  // nobody leaves while others still need it
+  group->barrier();  // do not leave while other ranks still need this one
 }
 
 void run_threads(const WorkItem& item) {

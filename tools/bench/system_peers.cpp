@@ -1,8 +1,8 @@
-// What Maniple is compared with: the MPIs, Gloo, and the limits of the machine.
+// The systems that Maniple is compared with: Open MPI, MPICH, Gloo, and the limits of the machine.
 //
-// Open MPI and MPICH run through bench/peer_mpi.cpp and their own launchers. Over virtual hosts their launchers start a
-// daemon on each host by a remote shell. There is no such shell between namespaces, so they are given a script that
-// enters the namespace instead.
+// Open MPI and MPICH run bench/peer_mpi.cpp under their own launchers. Across virtual hosts their launchers start a
+// daemon on each host through a remote shell. Network namespaces lack a remote shell, so the launchers get a script
+// that enters the namespace instead.
 #include <unistd.h>
 
 #include <filesystem>
@@ -16,7 +16,7 @@
 namespace maniple::bench {
 namespace {
 
-/// Launchers reach other hosts by a remote shell; between namespaces this one does.
+/// Writes the script that replaces the launchers' remote shell between namespaces.
 std::string remote_shell(const Testbed& testbed) {
   const std::string path = testbed.scratch->new_path("remote-shell");
   testbed.network->write_remote_shell(path);
@@ -53,7 +53,7 @@ class MpiSystem : public System {
     item.buffer = "ordinary";  // it knows no other, nor our algorithms
     item.algorithm.clear();
     if (testbed.several_hosts()) {
-      item.transport = "tcp";  // neither can tell which ranks of this one machine may share memory
+      item.transport = "tcp";  // it cannot detect which ranks on this one machine may share memory
     } else if (requested.transport != "tcp") {
       item.transport = "shm";
     } else if (!tcp_inside_a_host()) {
@@ -67,8 +67,7 @@ class MpiSystem : public System {
     spec.name = fmt::format("{} with {} ranks", name(), item.ranks);
     spec.argv = {launcher()};
     if (testbed.several_hosts()) {
-      // Its daemons detach themselves; in a process namespace of their own the kernel ends them with their first
-      // process.
+      // Its daemons detach themselves. In a pid namespace of their own, the kernel ends them with their first process.
       spec.argv = {"unshare", "--pid", "--fork", "--kill-child=SIGKILL", launcher()};
     } else {
       spec.death_signal = SIGTERM;  // its launcher then ends the ranks
@@ -130,7 +129,7 @@ class Mpich final : public MpiSystem {
     const auto add = [&](std::initializer_list<std::string> words) { spec.argv.insert(spec.argv.end(), words); };
     add({"-launcher", "ssh", "-launcher-exec", remote_shell(testbed), "-iface", VirtualNetwork::kInterface});
     add({"-hosts", fmt::format("{}", fmt::join(host_list(item, testbed, ":"), ","))});
-    // It would find out that the hosts are one machine after all, and share memory between them.
+    // Otherwise it would detect that the hosts are one machine and share memory between them.
     spec.environment = {{"MPIR_CVAR_NOLOCAL", "1"},
                         {"MPIR_CVAR_CH3_NOLOCAL", "1"},
                         {"UCX_TLS", "tcp,self"},
@@ -139,7 +138,7 @@ class Mpich final : public MpiSystem {
   }
 };
 
-/// Maniple's own workers, started by Open MPI's launcher.
+/// Maniple's workers, started by Open MPI's launcher.
 class PluginMpi final : public OpenMpi {
  public:
   std::string name() const override { return "maniple-mpi"; }
@@ -172,7 +171,7 @@ std::unique_ptr<System> make_plugin_mpi_system() { return std::make_unique<Plugi
 std::unique_ptr<System> make_openmpi_system() { return std::make_unique<OpenMpi>(); }
 std::unique_ptr<System> make_mpich_system() { return std::make_unique<Mpich>(); }
 
-// Gloo, through bench/peer_gloo.cpp; its ranks are started by us.
+// Gloo, through bench/peer_gloo.cpp. `maniple bench` starts its ranks.
 
 namespace {
 
@@ -223,7 +222,7 @@ class GlooSystem final : public System {
 
 std::unique_ptr<System> make_gloo_system() { return std::make_unique<GlooSystem>(); }
 
-// What this machine allows: bare programs that use no library (bench/limit_*.cpp).
+// The machine's limits: bare programs that use no library (bench/limit_*.cpp).
 
 namespace {
 

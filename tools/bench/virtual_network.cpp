@@ -34,7 +34,7 @@ UniqueFd current_namespace() {
   return descriptor;
 }
 
-/// A thread of its own enters the new namespace, so that the caller stays where it is.
+/// A separate thread enters the new namespace, so that the caller stays in its own.
 UniqueFd make_namespace() {
   UniqueFd made;
   std::exception_ptr failure;
@@ -99,8 +99,8 @@ void run_in(int network, const std::string& command) {
   if (status != 0) throw Error(ErrorKind::system, fmt::format("`{}` failed: {}", command, printed));
 }
 
-/// Both outputs of a link: a bucket that holds the largest segment the stack hands down (64 KiB) several times over,
-/// but far less than what is measured.
+/// Shapes one end of a link. The bucket holds several of the network stack's largest segments (64 KiB), but far less
+/// than the measured transfers.
 std::string shaping(const std::string& device, const std::string& rate, double queue_ms) {
   return fmt::format("tc qdisc add dev {} root tbf rate {} burst 256kb latency {:.0f}ms", device, rate, queue_ms);
 }

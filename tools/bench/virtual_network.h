@@ -1,11 +1,11 @@
-// Hosts that are network namespaces, joined by a bridge in a namespace of its own:
+// Simulated hosts: network namespaces joined by a bridge, which has a namespace of its own.
 //
 //   host 0: eth0 10.77.0.1 ---- port0 ---+
 //   host 1: eth0 10.77.0.2 ---- port1 ---+--- bridge      (all addresses exist inside these namespaces only)
 //
-// The namespaces have no names. Each lives as long as a descriptor of this process, so the kernel removes everything
-// even when the process is killed, and several programs can have networks at a time. Needs root. Used by `maniple bench
-// --hosts` and by the tests.
+// The namespaces are unnamed and exist as long as this process holds their descriptors. The kernel therefore removes
+// everything even when the process is killed, and several programs can have networks at a time. Needs root. Used by
+// `maniple bench --hosts` and by the tests.
 #pragma once
 
 #include <string>
@@ -17,34 +17,33 @@ namespace maniple::bench {
 
 class VirtualNetwork {
  public:
-  /// `rate` shapes the link of each host in both directions ("1gbit", as tc spells it); empty: unshaped. A shaped link
-  /// queues what it cannot send at once for at most `queue_ms`. Throws SystemError, or Error with what `ip` or `tc`
-  /// printed.
+  /// `rate` shapes each host's link in both directions ("1gbit", in tc's notation); empty: unshaped. A shaped link
+  /// queues packets for at most `queue_ms`. Throws SystemError, or Error with the output of `ip` or `tc`.
   explicit VirtualNetwork(int hosts, const std::string& rate = {}, double queue_ms = 50);
 
-  /// Why no network can be made here; empty if it can.
+  /// The reason why no network can be created here; empty if one can.
   static std::string why_not();
 
   static std::string address(int host);
   static constexpr const char* kInterface = "eth0";
 
   int hosts() const noexcept { return static_cast<int>(hosts_.size()); }
-  /// The namespace of a host, for setns.
+  /// A host's namespace, for setns.
   int descriptor(int host) const { return hosts_.at(static_cast<std::size_t>(host)).get(); }
-  /// The same for other programs while this process lives: `nsenter --net=PATH`.
+  /// A path to the namespace for other programs, valid while this process runs: `nsenter --net=PATH`.
   std::string path(int host) const;
   /// Ranks in blocks: the first host has the first ranks.
   int host_of(int rank, int ranks) const noexcept {
     return static_cast<int>(static_cast<long>(rank) * hosts() / ranks);
   }
 
-  /// state: "nomaster" (the bridge forgets the port: silence), "down" (the cable is pulled), "up", "master bridge".
+  /// `state`: "nomaster" (detached from the bridge: silence), "down" (like a pulled cable), "up", "master bridge".
   void set_link(int host, const std::string& state);
 
-  /// Runs a command, words separated by blanks, in the namespace of a host.
+  /// Runs a command, words separated by blanks, in a host's namespace.
   void run_on(int host, const std::string& command) const;
 
-  /// A script that starts commands on these hosts as a remote shell does, for the launchers of others; called as
+  /// Writes a script that starts commands on these hosts like a remote shell, for other launchers. Called as
   /// PATH [options] ADDRESS COMMAND...
   void write_remote_shell(const std::string& path) const;
 
@@ -53,7 +52,7 @@ class VirtualNetwork {
   std::vector<UniqueFd> hosts_;
 };
 
-/// While it lives, the calling thread, and what it starts, is in that network namespace.
+/// Moves the calling thread, and the processes it starts, into a network namespace until destroyed.
 class InsideNamespace {
  public:
   explicit InsideNamespace(int descriptor);

@@ -152,7 +152,7 @@ std::optional<Row> parse_row_line(std::string_view line) {
 void set_bandwidth(Row& row) {
   if (row.median_us <= 0) return;
   row.algbw_gbps = static_cast<double>(row.bytes) / row.median_us / 1e3;
-  const bool core = row.op == "limit";  // one core's memcpy and add: no bus between ranks
+  const bool core = row.op == "limit";  // one core's memcpy and add, which use no bus between ranks
   row.busbw_gbps = core ? row.algbw_gbps : row.algbw_gbps * bus_factor(parse_op(row.op), row.ranks);
 }
 

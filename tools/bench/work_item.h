@@ -1,7 +1,7 @@
-// What a measuring process is asked to do: one operation at several sizes (WorkItem), and each of those sizes as the
-// buffers of every rank (Case); and what it answers, a Row for each size.
+// The request to a measuring process and its reply. A WorkItem is one operation at several sizes, a Case is one of
+// these sizes with the buffer sizes of every rank, and a Row is the result for one size.
 //
-// A work item is passed as one JSON argument, so that our own workers, the peers' programs and the limit programs all
+// A work item is passed as one JSON argument, so that Maniple's workers, the peers' programs and the limit programs all
 // read it the same way.
 #pragma once
 
@@ -23,9 +23,9 @@ namespace maniple::bench {
 
 /// An operation on one buffer size.
 ///
-/// `bytes` is the size of the whole buffer, in the sense of nccl-tests: for operations that cut a buffer into one part
-/// per rank (gather, all_gather, scatter, reduce_scatter, all_to_all) it is the sum of all parts. Sizes are rounded so
-/// that every part holds at least one whole element, and the rounded size is what is reported.
+/// `bytes` is the size of the whole buffer, as in nccl-tests: for operations that cut a buffer into one part per rank
+/// (gather, all_gather, scatter, reduce_scatter, all_to_all) it is the sum of all parts. Sizes are rounded so that
+/// every part holds at least one whole element, and the rounded size is reported.
 struct Case {
   Op op = Op::all_reduce;
   DType dtype = DType::float32;
@@ -42,17 +42,17 @@ struct Case {
   bool in_place() const noexcept;                  ///< the result replaces the input
 };
 
-/// Operations that `maniple bench` measures, in the order of `bench all`. `send` is a ping-pong of ranks 0 and 1, of
-/// which half the round trip is reported.
+/// The operations of `maniple bench`, in the order of `bench all`. `send` is a ping-pong between ranks 0 and 1; half
+/// the round trip is reported.
 const std::vector<Op>& measured_operations();
 
 bool is_reduction(Op op) noexcept;
 bool has_parts(Op op) noexcept;
 
-/// Bus bandwidth = bytes / time * this: what the slowest link carries when the operation is done optimally.
+/// Bus bandwidth = bytes / time * bus_factor: the load of the slowest link if the operation is done optimally.
 double bus_factor(Op op, int ranks) noexcept;
 
-/// Trips between ranks that one timed call makes: 2 for the ping-pong of `send`.
+/// Trips between ranks in one timed call: 2 for the ping-pong of `send`.
 inline double trips(Op op) noexcept { return op == Op::send ? 2.0 : 1.0; }
 
 struct WorkItem {
@@ -63,14 +63,14 @@ struct WorkItem {
   std::vector<std::uint64_t> bytes;
 
   std::string backend = "native";   ///< name of the measured system, copied into the rows
-  std::string transport = "auto";   ///< asked for; rows hold what was used
+  std::string transport = "auto";   ///< the requested transport; rows hold the actual one
   std::string buffer = "ordinary";  ///< or "registered"
   std::string algorithm;            ///< empty: the system's own choice
-  bool rewrite = false;             ///< inputs are written anew before each call, untimed
+  bool rewrite = false;             ///< inputs are rewritten before each call, untimed
 
   int iterations = 0;      ///< 0: as many as fit into the budget
   int warmup = -1;         ///< -1: by time
-  double budget_s = 0.25;  ///< timed calls of one row
+  double budget_s = 0.25;  ///< time for the timed calls of one row
   double timeout_s = 300;  ///< for the whole item
 
   Case case_of(std::uint64_t size) const;
@@ -91,16 +91,16 @@ struct Row {
   double median_us = 0;
   double mean_us = 0;
   double p99_us = 0;
-  double algbw_gbps = 0;  ///< bytes / median, 1e9 bytes a second
+  double algbw_gbps = 0;  ///< bytes / median, in 1e9 bytes per second
   double busbw_gbps = 0;
   std::string dtype;
   std::string algorithm;
   std::uint64_t iterations = 0;
   int hosts = 1;
-  std::string link;  ///< rate of a host's link when shaped, "1gbit"
+  std::string link;  ///< rate of the hosts' links if shaped: "1gbit"
   int busy = 0;      ///< processes that competed for the cores
   bool rewritten = false;
-  std::string error;  ///< not empty: the figures mean nothing
+  std::string error;  ///< not empty: the figures are meaningless
 };
 
 void to_json(nlohmann::json& json, const Row& row);
@@ -109,8 +109,8 @@ void from_json(const nlohmann::json& json, Row& row);
 std::string to_line(const Row& row);                       ///< JSON without a newline
 std::optional<Row> parse_row_line(std::string_view line);  ///< nullopt: not a row (programs also print other things)
 
-/// Order statistics of timings: the smallest sample that at least `fraction` of all samples do not exceed (nearest
-/// rank); 0 of no samples.
+/// The nearest-rank percentile: the smallest sample that at least `fraction` of all samples do not exceed. 0 if there
+/// are no samples.
 inline double percentile(std::vector<double> samples, double fraction) {
   if (samples.empty()) return 0;
   const double rank = std::ceil(fraction * static_cast<double>(samples.size()));
@@ -129,13 +129,13 @@ inline double median(std::vector<double> samples) { return percentile(std::move(
 /// Sets the bandwidths from bytes and median.
 void set_bandwidth(Row& row);
 
-/// Repetitions of the same measurement as one: the median of medians, of means and of p99s; an error of any is kept.
+/// Combines repetitions of one measurement: medians of the medians, means and p99s. Keeps an error of any repetition.
 Row merge(const std::vector<Row>& repetitions);
 
-// Sizes and quantities, as people write and read them.
+// Sizes and quantities as text.
 
-/// "4,1K,64K..16M": bytes with K, M, G for KiB, MiB, GiB; a range goes up by factors of 4 and includes its end.
-/// Throws InvalidArgument naming the part that is wrong.
+/// "4,1K,64K..16M": bytes, with K, M, G for KiB, MiB, GiB. A range grows by factors of 4 and includes its end. Throws
+/// InvalidArgument naming the wrong part.
 std::vector<std::uint64_t> parse_sizes(std::string_view text);
 
 std::string format_bytes(std::uint64_t bytes);              ///< "4 B", "1 KiB", "256 MiB"; not whole: "1.5 MiB"
@@ -143,7 +143,7 @@ std::string format_time(double microseconds);               ///< "0.41 us", "13.
 std::string format_bandwidth(double gigabytes_per_second);  ///< "38.1 GB/s", "8.70 MB/s"
 std::string three_digits(double value);                     ///< "0.41", "13.2", "812"
 
-/// "a,b" as its parts, without empty ones.
+/// Splits "a,b" at commas; drops empty parts.
 std::vector<std::string> split_list(std::string_view text);
 
 }  // namespace maniple::bench

@@ -28,9 +28,9 @@ namespace {
 
 using namespace maniple::bench;
 
-constexpr double kDdpBudgets = 20;  // a training step is long: each kind of step gets this many budgets
+constexpr double kDdpBudgets = 20;  // budgets per kind of training step, because steps are long
 
-/// The command line, not yet interpreted; what it means is in BenchRequest.
+/// The command line before interpretation; BenchRequest holds the interpreted options.
 struct BenchArguments {
   std::vector<std::string> operations;
   std::string ranks = "2", sizes = "4,1K,64K,1M,16M,64M,256M", dtypes = "float32", reduce = "sum", buffer = "both";
@@ -73,7 +73,7 @@ std::vector<std::string> systems_of(const BenchArguments& arguments) {
   if (!arguments.backends.empty()) {
     names.clear();
     for (const std::string& backend : split_list(arguments.backends)) {
-      find_backend(backend);  // throws what is missing
+      find_backend(backend);  // throws if the backend is unavailable
       names.push_back(system_named(system_of_backend(backend)).name());
     }
   }
@@ -113,7 +113,7 @@ BenchRequest request_of(const BenchArguments& arguments) {
   return request;
 }
 
-/// One line on a terminal that says what is being measured and is erased afterwards.
+/// A terminal line that names the current measurement and is erased afterwards.
 class ProgressLine {
  public:
   void show(const std::string& text) {
@@ -135,7 +135,7 @@ void print(const std::string& text) {
   std::fflush(stdout);
 }
 
-/// Rows at once when each is measured once; otherwise the whole table at the end, with its ratios.
+/// Prints rows at once if each is measured only once; otherwise the whole table at the end, with its ratios.
 std::vector<Row> measure_all(Runner& runner, ProgressLine& progress, const std::vector<Block>& blocks, bool limits,
                              const std::vector<std::uint64_t>& sizes, double budget_s) {
   const bool at_once = std::all_of(blocks.begin(), blocks.end(), [](const Block& block) {
@@ -163,7 +163,7 @@ std::vector<Row> measure_all(Runner& runner, ProgressLine& progress, const std::
   return rows;
 }
 
-/// Sizes at which one core's copying and adding says something: a cache-resident and a memory-resident one at most.
+/// The sizes at which one core's copying and adding is measured: at most one cache-resident and one memory-resident.
 std::vector<std::uint64_t> core_sizes(const std::vector<std::uint64_t>& sizes) {
   std::vector<std::uint64_t> result;
   for (const std::uint64_t size : {std::uint64_t{1} << 20, std::uint64_t{64} << 20}) {
@@ -173,7 +173,7 @@ std::vector<std::uint64_t> core_sizes(const std::vector<std::uint64_t>& sizes) {
   return result;
 }
 
-/// Training instead of operations.
+/// Measures training instead of operations.
 int measure_ddp(const BenchArguments& arguments, const SignalWatch& watch, ProgressLine& progress) {
   DdpRequest request;
   if (!arguments.models.empty()) request.models = split_list(arguments.models);
@@ -197,7 +197,7 @@ int measure_ddp(const BenchArguments& arguments, const SignalWatch& watch, Progr
   return bench.failed() ? kFailed : 0;
 }
 
-/// Parts of a training: a program on LibTorch measures ours and what it is compared with in turn, and prints the table.
+/// Measures parts of a training: a LibTorch program measures Maniple and its competitors in turn, and prints the table.
 int measure_by_worker(const BenchArguments& arguments, const SignalWatch& watch, const std::string& program,
                       std::vector<std::string> own_arguments) {
   ScratchDirectory scratch;
@@ -225,7 +225,7 @@ int measure_by_worker(const BenchArguments& arguments, const SignalWatch& watch,
   return 0;
 }
 
-/// Ranks on a GPU.
+/// Measures ranks on a GPU.
 int measure_gpu(const BenchArguments& arguments, const SignalWatch& watch, ProgressLine& progress) {
   if (arguments.list) {
     for (const GpuMeasurement& one : gpu_measurements())
@@ -254,7 +254,7 @@ int measure_gpu(const BenchArguments& arguments, const SignalWatch& watch, Progr
   return bench.failed() ? kFailed : 0;
 }
 
-/// Before minutes are spent on what could not be kept.
+/// Checks the output files before minutes are spent on results that could not be written.
 void check_output(const BenchArguments& arguments) {
   for (const std::string& path : {arguments.json, arguments.csv}) {
     if (!path.empty()) require_writable(path);
@@ -262,7 +262,7 @@ void check_output(const BenchArguments& arguments) {
 }
 
 int measure_and_report(const BenchArguments& arguments) {
-  // Once, and not by every group of ranks that is measured.
+  // Warn once here, not in every measured group of ranks.
   warn_of_unknown_variables_for_children(launch::own_environment());
   require_good_knobs(environment_text);
   check_output(arguments);
@@ -406,7 +406,7 @@ std::function<int()> declare_bench(CLI::App& app) {
   };
 }
 
-/// Internal: one rank of a measurement, or a process beside it, started by `maniple bench`.
+/// Internal: one rank of a measurement, or a process of --busy, started by `maniple bench`.
 std::function<int()> declare_bench_worker(CLI::App& app) {
   struct WorkerArguments {
     std::string item;
@@ -420,7 +420,7 @@ std::function<int()> declare_bench_worker(CLI::App& app) {
   app.add_option("rendezvous", arguments->rendezvous);
   app.add_flag("--spin", arguments->spin);
   return [arguments] {
-    for (volatile std::uint64_t turns = 0; arguments->spin;) turns = turns + 1;  // one of --busy: until it is ended
+    for (volatile std::uint64_t turns = 0; arguments->spin;) turns = turns + 1;  // --busy: spins until it is killed
     bench::run_worker(bench::parse_work_item(arguments->item), arguments->rank, arguments->rendezvous);
     return 0;
   };

@@ -1,4 +1,4 @@
-// `maniple checkpoint`: lists, verifies, merges and splits checkpoints. Without LibTorch: it moves bytes.
+// `maniple checkpoint`: lists, verifies, merges and splits checkpoints. Only moves bytes, so it does not need LibTorch.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -28,7 +28,7 @@ namespace {
 
 struct CheckpointArguments {
   std::string folder, out;
-  std::int64_t step = -1;  // the newest, or all
+  std::int64_t step = -1;  // -1: the newest, or all
   std::size_t ranks = 0;
   bool json = false;
 };
@@ -37,7 +37,7 @@ constexpr std::int64_t kCopyBytes = std::int64_t{8} << 20;
 
 std::string step_path(const std::string& folder, std::int64_t step) { return folder + "/" + checkpoint_name(step); }
 
-/// Those that were asked for, newest first. There is at least one.
+/// The requested steps, newest first; at least one.
 std::vector<std::int64_t> chosen_steps(const CheckpointArguments& arguments) {
   const auto steps = list_checkpoints(arguments.folder);
   MANIPLE_REQUIRE(!steps.empty(), "there is no checkpoint in {}; expected folders like {}", arguments.folder,
@@ -62,7 +62,7 @@ std::string shown_bytes(std::uint64_t bytes) {
 
 using CheckpointRow = std::array<std::string, 5>;
 
-/// Names of parts are the program's: a long list is cut, --json has all of it.
+/// The program chooses the names of parts, so a long list is truncated; --json has all names.
 std::string shown_parts(const std::vector<std::string>& parts) {
   constexpr std::size_t kMaxShown = 60;
   std::string text = one_line(fmt::format("{}", fmt::join(parts, " ")));
@@ -84,7 +84,7 @@ void print_rows(const std::vector<CheckpointRow>& rows) {
   }
 }
 
-/// By the manifest and the lengths of the files; `verify` reads them.
+/// Uses the manifest and the lengths of the files; only `verify` reads the files.
 int list(const CheckpointArguments& arguments) {
   const auto steps = chosen_steps(arguments);
   auto json = nlohmann::json::array();
@@ -139,7 +139,7 @@ int verify(const CheckpointArguments& arguments) {
 
 // ---- merge and split ------------------------------------------------------------------------------------------------
 
-/// Writes the elements of a box that is a flat range of the tensor, a few megabytes at a time.
+/// Writes a flat range of the tensor's elements, a few megabytes at a time.
 void write_range(SavedCheckpoint& from, const IndexedTensor& tensor, std::int64_t begin, std::int64_t count,
                  DurableFile& file) {
   const auto element = static_cast<std::int64_t>(safetensors_element_bytes(tensor.dtype).value());
@@ -153,7 +153,7 @@ void write_range(SavedCheckpoint& from, const IndexedTensor& tensor, std::int64_
   }
 }
 
-/// One file for each part, as a Checkpoint without `sharded` writes it.
+/// Writes one file per part, like a Checkpoint without `sharded`.
 void write_merged(SavedCheckpoint& from, PendingCheckpoint& to) {
   for (const auto& [name, part] : from.index().parts) {
     SafetensorsHeader header;
@@ -168,7 +168,7 @@ void write_merged(SavedCheckpoint& from, PendingCheckpoint& to) {
   }
 }
 
-/// One file for each rank, of about equal size: each has the next stretch of all tensors in a row.
+/// Writes one file per rank, of about equal size: the tensors are laid end to end and cut into consecutive pieces.
 void write_split(SavedCheckpoint& from, PendingCheckpoint& to, std::size_t ranks) {
   struct Range {
     const IndexedTensor* tensor;
@@ -187,7 +187,7 @@ void write_split(SavedCheckpoint& from, PendingCheckpoint& to, std::size_t ranks
   std::vector<std::vector<Range>> ranges(ranks);
   std::int64_t at = 0;
   std::size_t rank = 0;
-  const auto end_of = [&](std::size_t r) {  // of the bytes that rank r and those before it have
+  const auto end_of = [&](std::size_t r) {  // where rank r's bytes end
     const auto n = static_cast<std::int64_t>(ranks), before = static_cast<std::int64_t>(r + 1);
     return all / n * before + std::min(before, all % n);
   };
@@ -222,7 +222,7 @@ void write_split(SavedCheckpoint& from, PendingCheckpoint& to, std::size_t ranks
   to.add(std::string(kIndexFile), file.finish());
 }
 
-/// Ranks 0: merge.
+/// Merges or splits; `ranks` 0: merge.
 int rewrite(const CheckpointArguments& arguments) {
   MANIPLE_REQUIRE(list_checkpoints(arguments.out).empty(),
                   "{} holds checkpoints; expected a new folder, so that none is replaced", arguments.out);

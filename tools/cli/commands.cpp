@@ -1,4 +1,4 @@
-// The table of subcommands, and those that only print: backends, knobs, ps, version.
+// The table of subcommands, and the subcommands that only print: backends, knobs, ps, version.
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -79,7 +79,7 @@ std::span<const Command> commands() noexcept {
 
 namespace {
 
-// Of the terminal; unlimited when the table goes into a file or a pipe.
+// The terminal's width; 0 (unlimited) when the table goes into a file or a pipe.
 int width_of_output() {
   if (const auto columns = environment_integer("COLUMNS", 0, 100'000)) return static_cast<int>(*columns);
   winsize size{};

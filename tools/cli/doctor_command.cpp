@@ -1,4 +1,4 @@
-// `maniple doctor`: looks for what usually goes wrong, and says how to fix it.
+// `maniple doctor`: checks for common problems and suggests fixes.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -24,7 +24,7 @@ struct DoctorOptions {
   std::string hosts;
   doctor::HostOptions reach;
   bool json = false;
-  std::string answer, connect_back, token;  // the other side of --hosts
+  std::string answer, connect_back, token;  // for the remote side of --hosts
 };
 
 const char* colour_of(Verdict verdict) {

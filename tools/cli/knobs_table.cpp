@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kGap = 2;
 constexpr std::size_t kIndent = 4;
-constexpr std::size_t kLeastMeaning = 40;  // narrower columns are a pain to read
+constexpr std::size_t kLeastMeaning = 40;  // a narrower column is hard to read
 
 struct Row {
   std::string variable, value, values, meaning;
@@ -29,7 +29,7 @@ std::vector<Row> rows_of(const ReadVariable& read) {
   return rows;
 }
 
-// Lines of at most so many columns, broken at blanks; a longer word has a line of its own.
+// Breaks the text at blanks into lines of at most `width` columns; a longer word gets a line of its own.
 std::vector<std::string> broken(std::string_view text, std::size_t width) {
   std::vector<std::string> lines;
   while (text.size() > width) {

@@ -31,7 +31,7 @@ int refuse_unknown(std::string_view name) {
   return kUsage;
 }
 
-/// `--hosts "$HOSTS"` where the variable is not set is a mistake, not the absence of the option.
+/// Refuses empty values: `--hosts "$HOSTS"` with an unset variable is a mistake, not a missing option.
 void refuse_empty_values(const CLI::App& command) {
   for (const CLI::Option* option : command.get_options()) {
     for (const std::string& value : option->results()) {
@@ -40,10 +40,10 @@ void refuse_empty_values(const CLI::App& command) {
   }
 }
 
-/// Without the value of "--ranks=2" or "-n2".
+/// The option's name without the value: "--ranks" of "--ranks=2", "-n" of "-n2".
 std::string_view name_in(std::string_view word) { return word.substr(0, word.starts_with("--") ? word.find('=') : 2); }
 
-/// The option that a word of the command line names. Null if it names none.
+/// The option that a word of the command line names; null if it names none.
 const CLI::Option* find_option(const CLI::App& command, std::string_view word) {
   if (!word.starts_with('-')) return nullptr;
   const std::string name(name_in(word));
@@ -54,9 +54,9 @@ const CLI::Option* find_option(const CLI::App& command, std::string_view word) {
   return nullptr;
 }
 
-/// Remembers how options were typed, and refuses those whose value is missing. mpirun's -np means -n; the parser would
-/// read it as -n with the value "p". And `--` ends the options of `maniple run`: the parser would give what follows it
-/// to no command. What follows the program is left as it is.
+/// Remembers how options were typed, and refuses options whose value is missing. Replaces mpirun's -np by -n, because
+/// the parser would read it as -n with the value "p". Also replaces the `--` that ends the options of `maniple run`,
+/// because the parser would not pass the words after it to the command. Words after the program stay unchanged.
 void prepare(const CLI::App& command, std::vector<const char*>& arguments) {
   const bool starts_program = command.get_option_no_throw("-n") != nullptr;
   for (std::size_t i = 2; i < arguments.size(); ++i) {
@@ -72,7 +72,7 @@ void prepare(const CLI::App& command, std::vector<const char*>& arguments) {
     if (option == nullptr || option->get_items_expected_max() == 0) continue;
     const std::string_view name = is_np ? word : name_in(word);
     remember_name(*option, name);
-    if (name.size() < word.size()) continue;  // the value is in it
+    if (name.size() < word.size()) continue;  // the word contains the value
     MANIPLE_REQUIRE(i + 1 < arguments.size() && find_option(command, arguments[i + 1]) == nullptr,
                     "{} needs a value: {} {}{}", name, name, option->get_type_name(),
                     starts_program ? ", then the program" : "");
@@ -85,7 +85,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(0, 1);
   app.set_version_flag("--version", fmt::format("maniple {}", maniple::version()));
   std::function<int()> chosen;
-  // Only the command that is meant: declaring all of them would cost `maniple run` a good part of its start.
+  // Declare only the requested command: declaring all would noticeably slow down the start of `maniple run`.
   const Command* meant = argc > 1 ? find_command(argv[1]) : nullptr;
   for (const Command& command : commands()) {
     if (meant != nullptr && meant != &command) continue;
@@ -93,13 +93,13 @@ int run(int argc, char** argv) {
     if (*command.summary == '\0') sub->group("");
     sub->parse_complete_callback([&chosen, action = command.declare(*sub)] { chosen = action; });
   }
-  app.footer("`maniple COMMAND --help` explains a command.");  // after the commands, which would inherit it
+  app.footer("`maniple COMMAND --help` explains a command.");  // set last, or the commands would inherit it
   if (argc > 1 && argv[1][0] != '-' && find_command(argv[1]) == nullptr) return refuse_unknown(argv[1]);
   try {
     std::vector<const char*> arguments(argv, argv + argc);
     if (meant != nullptr) prepare(*app.get_subcommand(meant->name), arguments);
     app.parse(argc, arguments.data());
-  } catch (const CLI::Success& asked) {  // for help or the version
+  } catch (const CLI::Success& asked) {  // help or version was requested
     return app.exit(asked);
   } catch (const CLI::ParseError& error) {
     fmt::print(stderr, "maniple: {} (see maniple {}--help)\n", error.what(),

@@ -19,7 +19,7 @@ std::map<std::string, std::string>& typed_names() {
   return names;
 }
 
-/// As the parser reads it.
+/// Converts the text as the parser does.
 template <class T>
 bool is_within(const std::string& text, T least, T most) {
   T value{};

@@ -1,4 +1,4 @@
-// What options take, and how other values are refused: in one form, by the name that was typed:
+// Checks option values. Wrong values are refused in one form, with the option's name as it was typed:
 //
 //   maniple: --grace is "x"; expected a number of seconds
 #pragma once
@@ -16,17 +16,17 @@ class Option;
 
 namespace maniple::cli {
 
-/// From now on messages call the option so: it may have several names.
+/// From now on messages use the name `typed` for the option, which may have several names.
 void remember_name(const CLI::Option& option, std::string_view typed);
-/// What was typed for the option whose first long name this is; the name itself if that was not remembered.
+/// The name that was typed for the option whose first long name is `name`; `name` itself if none was remembered.
 std::string as_typed(const std::string& name);
 
 /// Throws InvalidArgument.
 [[noreturn]] void refuse(const CLI::Option& option, std::string_view value, std::string_view expected);
 [[noreturn]] void refuse_empty(const CLI::Option& option);
 
-// Each refuses, while options are parsed, any other value, and returns the option. `description` is for --help, behind
-// the type of the value.
+// Each function makes the parser refuse other values, and returns the option. `description` is shown by --help after
+// the value's type.
 CLI::Option* takes(CLI::Option* option, std::string expected, std::function<bool(const std::string&)> accepts,
                    std::string description = {});
 CLI::Option* takes_whole_number(CLI::Option* option, std::int64_t least,

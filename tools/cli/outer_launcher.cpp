@@ -12,7 +12,8 @@ struct OuterLauncher {
   const char* size;
   const char* rank;
 };
-// Slurm sets SLURM_NTASKS and SLURM_PROCID in batch scripts, too, where one launcher is right; these are of srun alone.
+// Slurm sets SLURM_NTASKS and SLURM_PROCID in batch scripts, too, where one launcher is right. Only srun sets
+// SLURM_STEP_NUM_TASKS.
 constexpr OuterLauncher kOuter[] = {
     {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
     {"mpirun", "PMI_SIZE", "PMI_RANK"},
@@ -28,7 +29,7 @@ std::string outer_launcher_warning(const std::function<std::optional<std::string
     if (!size || !rank) continue;
     const int count = std::atoi(size->c_str());
     if (count <= 1) continue;
-    if (*rank != "0") return {};  // said once
+    if (*rank != "0") return {};  // warn only once
     return fmt::format(
         "maniple: {} has started {} launchers ({} is {}), and each starts a job of its own with {} rank{}; for one "
         "job: "

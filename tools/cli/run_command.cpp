@@ -1,4 +1,4 @@
-// `maniple run`: starts a job. What the options mean is in launch/; here is how they are written.
+// `maniple run`: starts a job. Parses the options; src/launch/ implements them.
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
@@ -21,10 +21,10 @@ namespace {
 
 using namespace maniple::launch;
 
-/// The options as written, before they are checked.
+/// The options as typed, before they are checked.
 struct RunArguments {
   std::string processes;
-  int devices_per_node = 0;  // 0: not said
+  int devices_per_node = 0;  // 0: not given
   int devices_per_process = 0;
   std::string nodes = "1";
   int node_rank = -1;
@@ -51,7 +51,7 @@ void read_devices(const RunArguments& arguments, LaunchOptions& options) {
   if (const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES"))
     own.push_back(std::string("CUDA_VISIBLE_DEVICES=") + chosen);
   const int gpus = static_cast<int>(visible_devices(own).size());
-  // With devices, -n alone is the number of devices of a node, as in the arithmetic of the manual.
+  // With --devices-per-process, -n alone is the number of devices per node, as in the manual's arithmetic.
   const int devices = arguments.devices_per_node > 0 ? arguments.devices_per_node : gpus;
   if (arguments.devices_per_process > 0) {
     if (arguments.processes.empty() || arguments.devices_per_node > 0) {
@@ -114,7 +114,7 @@ void read_nodes(const RunArguments& arguments, LaunchOptions& options) {
   }
 }
 
-/// Nodes that start by themselves may have different numbers of processes: then any rank is possible.
+/// Nodes whose launchers are started by hand may have different numbers of processes, so any rank is then possible.
 void check_only_ranks(const LaunchOptions& options) {
   const bool known = !options.hosts.empty() || options.nodes.max == 1;
   const int size =
@@ -241,7 +241,7 @@ std::string unknown_option(const CLI::App& app, const std::string& given) {
              : fmt::format("no option {}; did you mean --{}? (see maniple run --help)", given, nearest);
 }
 
-/// Says that a program is expected, which is no option to the parser.
+/// Adds PROGRAM, unknown to CLI11, to the usage line.
 struct RunHelp : CLI::Formatter {
   RunHelp() { column_width(44); }
   std::string make_usage(const CLI::App*, std::string) const override {
@@ -317,7 +317,7 @@ std::function<int()> declare_run(CLI::App& app) {
                          ->group(nodes),
                      0, 65535);
   app.add_flag("--standalone", arguments->standalone, "one node (the default)")->group(nodes);
-  // torchrun's, which say nothing that matters here.
+  // torchrun options without meaning here are accepted and ignored.
   app.add_option("--rdzv-backend,--rdzv_backend", arguments->ignored)->group("");
   app.add_option("--rdzv-id,--rdzv_id", arguments->ignored)->group("");
   app.add_option("--secret-file", options.secret_file, "file (mode 0600) with the secret that all nodes share")

@@ -66,7 +66,7 @@ std::string interface_with(const std::string& address) {
   return "";
 }
 
-// The exchange with the other side, once it runs.
+// The exchange with the remote side once it runs.
 void run_check(launch::ChildProcess& other, const Address& there, int listener, const std::string& token,
                HostFacts& facts) {
   const auto first = other.next_line(Deadline::after(kStartTimeout));

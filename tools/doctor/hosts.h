@@ -1,9 +1,12 @@
-// Whether other machines can be reached, and can reach this one: what a job on several needs.
+// Checks that this machine and other hosts can reach each other, as jobs on several machines require.
 //
-// For each host, over the remote shell:  maniple doctor --answer ITS_ADDRESS --connect-back OUR_ADDRESS:PORT --token
-// TOKEN The other side listens, says where, connects back and waits for our connection:
+// On each host the remote shell runs
 //
-//   listening VERSION PORT        our side then connects there and sends the token
+//   maniple doctor --answer ITS_ADDRESS --connect-back OUR_ADDRESS:PORT --token TOKEN
+//
+// The remote side listens, prints its port, connects back and waits for this side's connection. It prints:
+//
+//   listening VERSION PORT        this side then connects there and sends the token
 //   connected-back                or: cannot-connect-back REASON
 //   received                      or: received-nothing REASON
 #pragma once
@@ -17,25 +20,25 @@ namespace maniple::doctor {
 struct HostFacts {
   std::string host;
   std::string resolve_problem = {};
-  std::string address = {};         ///< what the name means
-  std::string own_address = {};     ///< from which this machine would reach it
-  std::string interface_name = {};  ///< that has this address
-  std::string shell_problem = {};   ///< the remote shell or the program there did not start
-  std::string version = {};         ///< of the program there
-  std::string there_problem = {};   ///< connecting there from here
-  std::string back_problem = {};    ///< connecting here from there
+  std::string address = {};         ///< the host's resolved address
+  std::string own_address = {};     ///< this machine's address towards the host
+  std::string interface_name = {};  ///< the interface with own_address
+  std::string shell_problem = {};   ///< why the remote shell or the remote program did not start
+  std::string version = {};         ///< of the remote program
+  std::string there_problem = {};   ///< why this machine cannot connect to the host
+  std::string back_problem = {};    ///< why the host cannot connect back
 };
 
-/// `own_version`: that of this program.
+/// `own_version`: this program's version.
 Findings judge(const HostFacts& facts, const std::string& own_version);
 
 struct HostOptions {
   std::string remote_shell = "ssh -o BatchMode=yes -o ConnectTimeout=10";
-  std::string program;  ///< on the other machine; empty: the path of this one
+  std::string program;  ///< path on the other machine; empty: the path of this program
 };
 HostFacts inspect_host(const std::string& host, const HostOptions& options);
 
-/// The other side. The result is the exit code.
+/// Runs the remote side. Returns the exit code.
 int answer_doctor(const std::string& own_address, const std::string& connect_back, const std::string& token,
                   const std::string& version);
 

@@ -56,7 +56,7 @@ std::string try_passing(int fd) {
   });
 }
 
-// One child shows itself, and another reads from it, as ranks do.
+// One child allows reading, and a second child reads its memory, as ranks do.
 bool try_reading() {
   void* const page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   int ready[2];
@@ -90,7 +90,7 @@ bool try_reading() {
 }
 
 constexpr std::int64_t kStartOf2024 = 1'704'067'200;
-constexpr double kSlowReadNs = 500;  // a system call instead of a read of a register
+constexpr double kSlowReadNs = 500;  // slower than this, the clock needs a system call instead of a register read
 
 }  // namespace
 
@@ -172,7 +172,7 @@ ClockFacts inspect_clock() {
   facts.synchronised = ::adjtimex(&state) >= 0 && (state.status & STA_UNSYNC) == 0;
   facts.source = read_small_file("/sys/devices/system/clocksource/clocksource0/current_clocksource").value_or("");
   constexpr int kReads = 2000;
-  // The best of a few rounds: others use the cores, too.
+  // The best of a few rounds, because other processes use the cores, too.
   facts.read_ns = 1e9;
   for (int round = 0; round < 5; ++round) {
     const auto begin = std::chrono::steady_clock::now();

@@ -115,7 +115,7 @@ NetworkFacts inspect_network() {
     facts.chosen = *chosen;
     facts.chosen_problem = problem_in([&] { Address::of_interface(*chosen); });
   }
-  // No packet is sent: the kernel is only asked for the way.
+  // Only queries the kernel's routing table; no packet is sent.
   problem_in([&] { facts.route = route_to(Address::parse("192.0.2.1:9")).host(); });
   char name[256] = "";
   ::gethostname(name, sizeof name - 1);

@@ -21,8 +21,8 @@
 namespace maniple::doctor {
 namespace {
 
-constexpr std::uint64_t kFewestFiles = 256;   // a rank in a small job
-constexpr std::uint64_t kEnoughFiles = 4096;  // a rank in a job of a thousand
+constexpr std::uint64_t kFewestFiles = 256;   // for a rank in a small job
+constexpr std::uint64_t kEnoughFiles = 4096;  // for a rank in a job of a thousand ranks
 constexpr std::uint64_t kFewestProcesses = 512;
 
 std::uint64_t soft(int resource) {

@@ -33,7 +33,7 @@ std::string find_gloo() {
   return "";
 }
 
-/// The CUDA runtime of any version, where the dynamic linker looks or the toolkit's installer puts it.
+/// Finds a CUDA runtime of any version in the dynamic linker's directories or where the toolkit's installer puts it.
 std::string find_cuda_runtime() {
   std::vector<std::string> directories = library_directories();
   directories.emplace_back("/usr/local/cuda/lib64");
@@ -77,7 +77,7 @@ Findings judge(const BlasFacts& facts) {
            "-print-multiarch))"}};
 }
 
-// Not loaded to look at it: OpenBLAS starts its threads at once.
+// Does not load the library, because OpenBLAS starts its threads on loading.
 BlasFacts inspect_blas() { return {.path = find_library("libblas.so.3")}; }
 
 // --- gpus ---
