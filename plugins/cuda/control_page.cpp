@@ -11,7 +11,7 @@ namespace maniple::cuda_plugin {
 namespace {
 
 constexpr std::size_t kPageBytes = 8192;
-constexpr std::uint64_t kCallsKept = 256;  // of each rank
+constexpr std::uint64_t kCallsKept = 256;  // per rank
 static_assert(sizeof(HostRecord) * kMostRanks <= kPageBytes);
 
 [[noreturn]] void fail(const char* call) {
@@ -70,7 +70,7 @@ Flags* ControlPage::flags_on_device(int rank) const noexcept {
 }
 
 ControlPage::CallRecord& ControlPage::call(int rank, std::uint64_t number) const noexcept {
-  auto* const first = reinterpret_cast<CallRecord*>(flags(ranks_));  // behind those of the last rank
+  auto* const first = reinterpret_cast<CallRecord*>(flags(ranks_));  // after the last rank's flags
   return first[static_cast<std::uint64_t>(rank) * kCallsKept + number % kCallsKept];
 }
 

@@ -1,8 +1,8 @@
-// Memory of the host that all ranks of a group map: the faults that kernels found, the word that stops them, flags, and
-// what each rank called last.
+// Host memory that all ranks of a group map. Holds the faults that kernels found, the word that stops kernels, flags,
+// and each rank's latest calls.
 //
-// Kernels compare what was called before they move anything. But ranks that call very different things may wait for
-// each other in different ways, and then no kernel starts: so the hosts compare, too, whenever they look for faults.
+// Kernels compare the ranks' calls before they move data. But ranks that call very different operations may wait for
+// each other in different ways, and then no kernel starts. So the hosts compare, too, whenever they check for faults.
 #pragma once
 
 #include <atomic>
@@ -17,33 +17,34 @@ namespace maniple::cuda_plugin {
 
 class ControlPage {
  public:
-  /// All ranks call it and wait for each other.
+  /// Collective: all ranks call it and wait for each other.
   ControlPage(DescriptorExchange& descriptors, int rank, int ranks, Deadline deadline);
   ~ControlPage();
   ControlPage(const ControlPage&) = delete;
   ControlPage& operator=(const ControlPage&) = delete;
 
-  /// This rank's next call; `led`: the first rank does it for all.
+  /// Records this rank's next call; `led`: the first rank does the work for all.
   void note_call(std::uint64_t hash, std::uint64_t seq, bool led) noexcept;
-  /// The number of a call in which ranks differ; `found` says whether there is one. Any thread.
+  /// The `seq` of a call in which ranks differ; sets `found` to whether there is one. Any thread.
   std::uint64_t find_mismatch(bool& found) noexcept;
-  /// The flags of a rank, as the host sees them, and as devices do.
+  /// A rank's flags, at their host address and at their device address.
   Flags* flags(int rank) const noexcept;
   Flags* flags_on_device(int rank) const noexcept;
-  /// As kernels of this rank see its record.
+  /// The device address of this rank's record.
   HostRecord* on_device() const noexcept { return device_records_ + rank_; }
   HostRecord& record(int rank) const noexcept { return records_[rank]; }
 
-  /// Ends what a rank waits for, unless it has ended already.
+  /// Ends a rank's waits, unless they were ended already.
   void stop(int rank, StopReason reason) noexcept;
-  StopReason stopped() const noexcept;  ///< this rank
+  StopReason stopped() const noexcept;  ///< this rank's reason
 
-  /// Ranks that have not made the call (Operation::seq); `led` as this rank noted it. Empty, too, when it is forgotten.
+  /// The ranks that have not made call `seq` (Operation::seq); sets `led` as this rank recorded it. Also empty if this
+  /// rank's record of the call was overwritten.
   std::vector<int> not_called(std::uint64_t seq, bool& led) const;
 
  private:
   struct CallRecord {
-    std::atomic<std::uint64_t> number;  // of the call, from 1; the last to be written
+    std::atomic<std::uint64_t> number;  // of the call, counted from 1; written last
     std::atomic<std::uint64_t> hash;
     std::atomic<std::uint64_t> seq;
     std::atomic<std::uint64_t> led;
@@ -55,7 +56,8 @@ class ControlPage {
   std::size_t bytes_ = 0;
   std::uint64_t calls_ = 0;
   Mutex mutex_;
-  std::vector<std::uint64_t> compared_ MANIPLE_GUARDED_BY(mutex_);  // calls that were compared with those of each rank
+  std::vector<std::uint64_t> compared_
+      MANIPLE_GUARDED_BY(mutex_);  // for each rank: number of calls compared with its calls
   HostRecord* records_ = nullptr;
   HostRecord* device_records_ = nullptr;
 };

@@ -8,23 +8,23 @@
 namespace maniple::cuda_plugin {
 namespace {
 
-constexpr std::size_t kSlotBytes = std::size_t{32} << 20;    // of each rank, up to 8 ranks
-constexpr std::size_t kSlotsBytes = std::size_t{256} << 20;  // of all, from 8 ranks on
+constexpr std::size_t kSlotBytes = std::size_t{32} << 20;    // per rank, up to 8 ranks
+constexpr std::size_t kSlotsBytes = std::size_t{256} << 20;  // all ranks together, from 8 ranks on
 constexpr std::size_t kAlignment = 256;
-// After an abort: how long it waits for the streams to get to their end; and how long the other ranks have to hear of
-// it from Maniple. Those that have not are dead, or as good as: what they have on the device must end as well, or it
+// After an abort, kAbortTime is the time for the streams to finish, and kGrace the time for the other ranks to learn of
+// the abort from Maniple. Ranks that have not are dead or hang; their work on the device must be ended for them, or it
 // would hold memory and the device.
 constexpr auto kAbortTime = std::chrono::milliseconds(100);
 constexpr auto kGrace = std::chrono::milliseconds(300);
 
 std::string numbered(const char* key, int rank) { return key + std::to_string(rank); }
 
-/// Writes a key of this rank and returns those of all ranks.
+/// Publishes this rank's value in the store and returns the values of all ranks.
 std::vector<std::string> exchange(const DeviceContext& context, const char* key, const std::string& value) {
   context.store->set(numbered(key, context.rank), value);
   std::vector<std::string> keys;
   for (int rank = 0; rank < context.size(); ++rank) keys.push_back(numbered(key, rank));
-  for (;;) {  // in short turns, so that a rank that dies meanwhile ends the wait
+  for (;;) {  // in short turns, so that the death of a rank ends the wait
     if (context.abort != nullptr && context.abort->aborted()) throw Aborted("the group failed while it was set up");
     try {
       return context.store->multi_get(
@@ -35,7 +35,7 @@ std::vector<std::string> exchange(const DeviceContext& context, const char* key,
   }
 }
 
-/// Why this rank's device cannot be used with those of the others; empty when it can.
+/// Why this rank's device cannot be used together with the other ranks' devices; empty if it can.
 std::string obstacle(int device, const std::vector<std::string>& ids) {
   const auto attribute = [device](CUdevice_attribute which) {
     int value = 0;
@@ -111,7 +111,7 @@ CudaGroup::CudaGroup(const DeviceContext& context)
   control_ = std::make_unique<ControlPage>(*context.descriptors, rank_, ranks_, context.deadline);
 }
 
-// Memory that a kernel still uses must not be unmapped: that would end the process, and under MPS those of others.
+// Memory that a kernel still uses must not be unmapped: that would kill this process, and under MPS other processes.
 bool CudaGroup::finish() noexcept {
   const Relaxed relaxed;
   const Deadline limit = Deadline::after(std::chrono::seconds(5));
@@ -164,8 +164,8 @@ CudaGroup::Located CudaGroup::locate(const void* data, std::size_t bytes) {
   return {};
 }
 
-/// What follows in the stream comes after the last operation of this group, wherever that was enqueued. Among
-/// operations of one graph, too; that a graph runs after what was enqueued before it is for the caller to see to.
+/// Orders later work in the stream after this group's last operation, on whichever stream that was enqueued. Also
+/// orders operations within one graph. The caller must order a graph after work that was enqueued before it.
 void CudaGroup::order_after_last(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long capture = 0;
@@ -238,8 +238,8 @@ std::vector<LateRank> CudaGroup::late_ranks(std::uint64_t seq) noexcept try {
   bool led = false;
   for (const int rank : control_->not_called(seq, led)) late.push_back({rank, false});
   if (!late.empty()) return late;
-  // All have called it: whose stream is late? Where kernels wait, they tell; where streams do, their flags are here to
-  // be seen.
+  // All ranks have made the call, so find the late streams. If kernels wait, they record the peers they wait for; if
+  // streams wait, their flags show it.
   const auto is_set = [](const auto& flag) { return __atomic_load_n(&flag, __ATOMIC_ACQUIRE) != 0; };
   for (int rank = 0; rank < ranks_; ++rank) {
     if (rank == rank_) continue;
@@ -266,15 +266,15 @@ void CudaGroup::abort() noexcept {
     releaser_ = std::thread([this] { release(); });
     MutexLock lock(mutex_);
     changed_.wait_for(lock, kAbortTime, [this]() MANIPLE_REQUIRES(mutex_) { return released_; });
-  } catch (const std::exception&) {  // no thread: at least what can be done without waiting
+  } catch (const std::exception&) {  // no thread could be started: do the part that does not wait
     control_->stop(rank_, kAborted);
     set_flags();
   }
 }
 
-/// Ends all waits of this rank, and, a little later, those of ranks that have not ended theirs.
+/// Ends all waits of this rank and, after kGrace, the waits of ranks that have not ended theirs.
 void CudaGroup::release() {
-  control_->stop(rank_, kAborted);  // before all else: kernels that start now are to do nothing
+  control_->stop(rank_, kAborted);  // first of all: kernels that start from now on must do nothing
   const Deadline grace = Deadline::after(kGrace);
   const Relaxed relaxed;
   const OnDevice on(device_, std::nothrow);
@@ -282,7 +282,7 @@ void CudaGroup::release() {
   MutexLock lock(mutex_);
   while (!(leaving_ && told)) {
     lock.unlock();
-    // Several times before CUDA is asked: its calls may wait for a thread that is enqueueing into a full stream.
+    // Several times before calling CUDA, whose calls may wait for a thread that enqueues into a full stream.
     for (int turn = 0; turn < 20 && !in_kernel_; ++turn) {
       set_flags();
       std::this_thread::yield();
@@ -302,8 +302,8 @@ void CudaGroup::release() {
   }
 }
 
-/// Sets all flags that streams of this process wait for. To be done again and again: the streams of ranks that do not
-/// lead clear theirs, kernels that had begun before the abort clear them, and what a graph replays later waits anew.
+/// Sets all flags that this process's streams wait for. Must be repeated: streams of ranks that do not lead clear their
+/// flags, so do kernels that began before the abort, and a graph that is replayed later waits again.
 void CudaGroup::set_flags() noexcept {
   Flags& own = *control_->flags(rank_);
   for (int rank = 0; rank < ranks_; ++rank) {

@@ -1,5 +1,5 @@
-// The operations of one group of ranks on one host, on memory of devices that all of them can map. See kernels.h for
-// how they order each other, docs/backends.md for what users see.
+// The operations of one group whose ranks share a host, on device memory that all of them can map. See kernels.h for
+// the synchronisation between ranks, docs/backends.md for the user's view.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ class CudaGroup final : public DevicePlugin {
   std::string_view name() const noexcept override { return "cuda"; }
   bool can(const Operation& operation) const noexcept override;
   bool enqueue(const Operation& operation, void* end) override;
-  // What is enqueued starts at once: to wait for the end of a batch would gain nothing.
+  // Operations start as soon as they are enqueued: batching would gain nothing.
   void begin_batch() override {}
   void end_batch(void*) override {}
   bool has_messages() const noexcept override { return false; }
@@ -39,14 +39,14 @@ class CudaGroup final : public DevicePlugin {
   bool finish() noexcept override;
 
  private:
-  /// Memory that operations recognise by its address. Its owner is whoever holds the handle.
+  /// Memory that operations recognise by its address. The holder of the handle owns it.
   struct Registration {
     std::uint64_t number = 0;
     std::byte* data = nullptr;
     std::size_t size = 0;
     std::weak_ptr<SharedMemory> memory;
   };
-  /// Where the memory of a call lies: `memory` is null for ordinary memory.
+  /// The registered memory of a call; `memory` is null for ordinary memory.
   struct Located {
     std::shared_ptr<SharedMemory> memory;
     std::uint64_t number = 0;
@@ -54,7 +54,7 @@ class CudaGroup final : public DevicePlugin {
   };
   struct Call;
 
-  /// As streams and kernels see them.
+  /// The flags at the address that streams and kernels use.
   Flags* flags(int rank) const noexcept {
     return in_kernel_ ? reinterpret_cast<Flags*>(arena_->of(rank)) : control_->flags_on_device(rank);
   }
@@ -85,22 +85,22 @@ class CudaGroup final : public DevicePlugin {
   int rank_ = 0;
   int ranks_ = 1;
   int device_ = 0;
-  std::uint64_t peers_ = 0;  // a bit for each rank but this one
-  bool one_device_ = true;   // all ranks use the same
-  bool in_kernel_ = false;   // kernels of the ranks run side by side, so they wait for each other, not the streams
+  std::uint64_t peers_ = 0;  // a bit for each rank except this one
+  bool one_device_ = true;   // all ranks use the same device
+  bool in_kernel_ = false;   // the ranks' kernels run concurrently, so kernels wait for each other, not streams
   std::size_t slot_bytes_ = 0;
   DescriptorExchange* descriptors_ = nullptr;
-  // Null in a group of one rank. The arena ends first: that waits for kernels, which look at the page.
+  // Null in a group of one rank. The arena is destroyed first: it waits for kernels, which read the page.
   std::unique_ptr<ControlPage> control_;
   std::unique_ptr<SharedMemory> arena_;
   std::vector<Registration> registrations_;
-  const std::shared_ptr<std::atomic<bool>> in_use_ = std::make_shared<std::atomic<bool>>(false);  // of SharedMemory
+  const std::shared_ptr<std::atomic<bool>> in_use_ = std::make_shared<std::atomic<bool>>(false);  // see SharedMemory
 
   cudaEvent_t own_event_ = nullptr;
   std::atomic<cudaEvent_t> last_event_{
-      nullptr};  // after the last operation outside of graphs: the own, or the caller's
+      nullptr};  // after the last operation outside graphs: own_event_ or the caller's event
   cudaStream_t last_stream_ = nullptr;
-  cudaEvent_t capture_event_ = nullptr;  // after the last one that was captured
+  cudaEvent_t capture_event_ = nullptr;  // after the last captured operation
   cudaStream_t capture_stream_ = nullptr;
   unsigned long long capture_ = 0;
   bool capturing_ = false;
@@ -109,7 +109,7 @@ class CudaGroup final : public DevicePlugin {
   Mutex mutex_;
   CondVar changed_;
   std::atomic<bool> leaving_{false};
-  bool released_ MANIPLE_GUARDED_BY(mutex_) = false;  // what was enqueued is complete
+  bool released_ MANIPLE_GUARDED_BY(mutex_) = false;  // all enqueued operations are complete
   std::thread releaser_;
 };
 

@@ -1,4 +1,4 @@
-// What the library exports.
+// The library's exported function.
 #include "plugins/cuda/cuda_group.h"
 #include "plugins/cuda/runtime.h"
 

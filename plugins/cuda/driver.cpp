@@ -10,7 +10,7 @@
 namespace maniple::cuda_plugin {
 namespace {
 
-/// Leaves `function` null and says what is missing when the driver has no such function.
+/// Resolves a driver function. If it is missing, leaves `function` null and sets `all.missing`.
 template <class Function>
 void find(Driver& all, Function& function, const char* name) {
   if (!all.missing.empty()) return;
@@ -29,7 +29,7 @@ void find(Driver& all, Function& function, const char* name) {
   } else if (code != cudaSuccess || result != cudaDriverEntryPointSuccess || found == nullptr) {
     all.missing = std::string("the NVIDIA driver has no ") + name + "; update it";
   }
-  ::cudaGetLastError();  // what failed here is said above, not by the next call
+  ::cudaGetLastError();  // clears the error, which is reported above, or the next call would report it
   function = reinterpret_cast<Function>(found);
 }
 
@@ -76,7 +76,7 @@ struct Contexts {
 };
 constinit ProcessWide<Contexts> contexts;
 
-/// The context that the CUDA runtime, and so LibTorch, uses on a device. Retained until the process ends.
+/// The primary context, which the CUDA runtime and LibTorch use on a device. Retained until the process ends.
 CUcontext primary_context(int device) {
   Contexts& all = *contexts;
   const std::lock_guard lock(all.mutex);

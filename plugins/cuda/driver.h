@@ -1,6 +1,6 @@
-// The functions of the CUDA driver that the plugin calls, found at run time, and how errors of CUDA become ours.
+// The CUDA driver functions that the plugin calls, resolved at run time, and the translation of CUDA errors.
 //
-// The library is linked with no driver, so that it loads where there is none and can say so.
+// The plugin is not linked with the driver, so that it loads on machines without one and can report that.
 #pragma once
 
 #include <cuda.h>
@@ -31,23 +31,22 @@ struct Driver {
   decltype(&::cuCtxPushCurrent) push_context = nullptr;
   decltype(&::cuCtxPopCurrent) pop_context = nullptr;
   decltype(&::cuThreadExchangeStreamCaptureMode) exchange_capture_mode = nullptr;
-  std::string missing;  ///< why it cannot be used; empty when it can
+  std::string missing;  ///< why the driver cannot be used; empty if it can
 };
 
-/// Looked up when first called.
+/// Resolved by the first call.
 const Driver& driver();
 
-/// Throw SystemError with the text of CUDA: "cudaMalloc: out of memory".
+/// Throw SystemError with CUDA's text: "cudaMalloc: out of memory".
 void check(cudaError_t code, const char* call);
 void check(CUresult code, const char* call);
 
-/// While this lives, a device is the current one of this thread: its primary context is pushed, and popped at the end.
-/// cudaSetDevice would not do: from CUDA 12 on, setting the previous device again creates a context there if it has
-/// none, 500 MiB on GPU 0 for each rank.
+/// Makes a device current in this thread until destroyed, by pushing its primary context. cudaSetDevice would not do:
+/// since CUDA 12, restoring the previous device creates a context there if it has none, 500 MiB on GPU 0 for each rank.
 class OnDevice {
  public:
   explicit OnDevice(int device);
-  /// For destructors: where the device cannot be made current, CUDA itself fails the calls that follow.
+  /// For destructors: if the device cannot be made current, the following CUDA calls fail.
   OnDevice(int device, std::nothrow_t) noexcept;
   ~OnDevice();
   OnDevice(const OnDevice&) = delete;
@@ -57,8 +56,8 @@ class OnDevice {
   bool pushed_ = false;
 };
 
-/// While this lives, calls of this thread that are not made on a stream may be made while another thread captures a
-/// graph (in the mode that CUDA calls global they would fail, and break the capture). For those that do not harm it.
+/// Until destroyed, allows this thread to make CUDA calls without a stream while another thread captures a graph. (In
+/// CUDA's global capture mode they would fail and break the capture.) Only for calls that do not harm a capture.
 class Relaxed {
  public:
   Relaxed() noexcept { exchange(); }
@@ -67,7 +66,7 @@ class Relaxed {
   Relaxed& operator=(const Relaxed&) = delete;
 
  private:
-  /// By the driver: the runtime's function creates a context on the thread's current device.
+  /// Uses the driver's function, because the runtime's creates a context on the thread's current device.
   void exchange() noexcept {
     if (driver().exchange_capture_mode != nullptr) driver().exchange_capture_mode(&mode_);
   }

@@ -1,4 +1,5 @@
-// What an operation moves: for each peer, which bytes of `in` it reads, and where what is read from it goes in `out`.
+// The data movement of an operation: for each peer, the bytes of `in` that the peer reads, and the place in `out` for
+// the data read from the peer.
 #pragma once
 
 #include <cstddef>
@@ -17,18 +18,18 @@ struct Range {
 struct Plan {
   Plan(const Operation& operation, int rank, int ranks);
 
-  std::vector<Range> send;   ///< of `in`: what each rank reads, this rank included
-  std::vector<Range> recv;   ///< of `out`: where it goes
-  std::size_t in_bytes = 0;  ///< the whole of `in` and `out`
+  std::vector<Range> send;   ///< the range of `in` that each rank reads, including this rank
+  std::vector<Range> recv;   ///< the range of `out` for the data from each rank
+  std::size_t in_bytes = 0;  ///< total sizes of `in` and `out`
   std::size_t out_bytes = 0;
-  std::size_t largest = 0;      ///< bytes between two ranks; the same on all ranks, unless `pairwise`
+  std::size_t largest = 0;      ///< maximum bytes between two ranks; the same on all ranks, unless `pairwise`
   bool one_for_all = false;     ///< every rank reads the same range
-  bool read_by_others = false;  ///< this rank's `in` is
+  bool read_by_others = false;  ///< other ranks read this rank's `in`
   bool pairwise = false;        ///< only the two ranks of a pair know how much is sent between them
-  bool reduces = false;         ///< what is received becomes one
-  std::uint64_t signature = 0;  ///< hash of what all ranks must have in common
+  bool reduces = false;         ///< the received data is reduced
+  std::uint64_t signature = 0;  ///< hash of the values on which all ranks must agree
 
-  /// What a pair must have in common, of what the one sends to the other.
+  /// Hash of the values on which the two ranks of a pair must agree, for the data that one sends to the other.
   std::uint64_t signature_of(Range range) const noexcept;
 };
 
@@ -43,7 +44,7 @@ constexpr std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
 /// Whether types.h gives the reduce op a meaning for the dtype.
 bool can_reduce(DType dtype, ReduceOp::Kind kind) noexcept;
 
-/// How many ranks' worth an average is divided by at the end of this call; 1: not at all.
+/// The number of ranks by which an average is divided at the end of this call; 1: no division.
 int divisor(const Operation& operation, int ranks) noexcept;
 
 }  // namespace maniple::cuda_plugin

@@ -1,4 +1,4 @@
-// How an operation becomes kernels and waits on a stream.
+// Translates operations into kernels and waits on a stream.
 #include <algorithm>
 #include <bit>
 
@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 
-// The numbers that kernels.cu has for them.
+// kernels.cu relies on these numbers.
 static_assert(static_cast<int>(DType::uint8) == 4 && static_cast<int>(DType::bool8) == 9 && kDTypeCount == 10);
 static_assert(ReduceOp::product == 2 && ReduceOp::bxor == 7 && ReduceOp::kKindCount == 9);
 
@@ -34,7 +34,8 @@ bool overlap(const std::byte* a, std::size_t a_bytes, const std::byte* b, std::s
   return a_bytes != 0 && b_bytes != 0 && a < b + b_bytes && b < a + a_bytes;
 }
 
-/// A single operand comes out as it went in, to the bit, unless it is scaled or made 0 or 1.
+/// Whether a reduction is a plain copy: with one rank the result equals the operand bit for bit, unless it is scaled or
+/// converted to 0 or 1.
 bool is_copy(const Operation& operation, int ranks) {
   const ReduceOp::Kind kind = operation.reduce.kind();
   if (ranks != 1 || operation.dtype == DType::bool8) return false;
@@ -42,7 +43,8 @@ bool is_copy(const Operation& operation, int ranks) {
   return kind != ReduceOp::premul_sum || !operation.first_stage || operation.reduce.factor() == 1;
 }
 
-/// Whether the words for the active peers are at equal distances, as those of equal parts are; then they are described.
+/// Whether the words for the active peers differ by a constant step, as for equal parts; if so, sets word and
+/// word_step.
 bool set_words(const EnterArguments& enter, ReduceArguments& work) {
   const std::uint64_t active = enter.signal.active;
   const int first = std::countr_zero(active);
@@ -60,12 +62,12 @@ bool set_words(const EnterArguments& enter, ReduceArguments& work) {
 
 }  // namespace
 
-/// One call, with what was found out about it.
+/// One call, and the values derived from it.
 struct CudaGroup::Call {
   const Operation& operation;
   Plan plan;
-  Located memory;          // of what the peers read (all_reduce: and write)
-  std::uint64_t hash = 0;  // of what all ranks must have in common
+  Located memory;          // the memory that peers read (all_reduce: and write)
+  std::uint64_t hash = 0;  // hash of the values on which all ranks must agree
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   cudaStream_t stream = nullptr;
@@ -99,7 +101,8 @@ bool CudaGroup::enqueue(const Operation& operation, void* end) {
   const bool all_reduce = operation.op == Op::all_reduce;
   if (operation.op == Op::broadcast) call.in = operation.out;
   if (ranks_ > 1 && (call.plan.largest != 0 || call.plan.pairwise)) {
-    // Whether the call works on registered memory is said by what others read; for all_reduce, by what they write.
+    // The call works on registered memory if the memory that peers read is registered; for all_reduce, `out`, which
+    // they write.
     const bool by_out =
         all_reduce || ((operation.op == Op::scatter || operation.op == Op::broadcast) && rank_ != operation.root);
     call.memory = by_out ? locate(call.out, call.plan.out_bytes) : locate(call.in, call.plan.in_bytes);
@@ -109,7 +112,7 @@ bool CudaGroup::enqueue(const Operation& operation, void* end) {
   const bool leads = ranks_ > 1 && one_device_ && (in_place || operation.op == Op::barrier);
   const bool leads_staged = !leads && leads_on_slots(call);
   if (ranks_ > 1) control_->note_call(mix(call.hash, call.plan.signature), operation.seq, leads || leads_staged);
-  // Results that would overwrite what is still to be read go through memory of their own.
+  // Results that would overwrite unread input go through temporary memory.
   std::byte* result = nullptr;
   const bool exact = call.in + call.plan.send[rank_].offset == call.out + call.plan.recv[rank_].offset;
   if (!exact && overlap(call.in, call.plan.in_bytes, call.out, call.plan.out_bytes)) {
@@ -167,7 +170,7 @@ void CudaGroup::reduce(const Call& call, ReduceArguments& work) {
   launch_reduce(work, static_cast<int>(operation.dtype), operation.reduce.kind(), call.stream);
 }
 
-/// Where the kernels of a call find the data of the ranks: in registered memory, or in slots.
+/// Sets where a call's kernels find the ranks' data: in registered memory or in slots.
 void CudaGroup::set_sources(const Call& call, std::uint64_t active, WorkArguments& work) const noexcept {
   work.signal = make_signal(active);
   work.seq = call.operation.seq;
@@ -180,7 +183,7 @@ void CudaGroup::set_sources(const Call& call, std::uint64_t active, WorkArgument
   }
 }
 
-/// A group of one rank: nothing to wait for. In place there is often nothing to do at all.
+/// Runs a call in a group of one rank, which never waits. An in-place call is often a no-op.
 void CudaGroup::run_alone(const Call& call) {
   const Range& from = call.plan.send[0];
   const Range& to = call.plan.recv[0];
@@ -198,7 +201,7 @@ void CudaGroup::run_alone(const Call& call) {
         "cudaMemcpyAsync");
 }
 
-/// Rank 0 does it all, on registered memory of all ranks or on their slots; the others only wait.
+/// Rank 0 does all the work, on all ranks' registered memory or slots; the other ranks only wait.
 void CudaGroup::run_lead(const Call& call, std::byte* own, std::size_t count) {
   if (rank_ != 0) return follow(call);
   ReduceArguments work = {};
@@ -233,9 +236,9 @@ void CudaGroup::follow(const Call& call) {
   check(driver().stream_batch(call.stream, 4, batch, 0), "cuStreamBatchMemOp");
 }
 
-/// Ordinary memory of all_reduce. Where every rank reads all slots and writes its own result, n ranks move (n + 3) n
-/// times the data; where the first works on the slots and the others copy, 6 n times; and the latter needs fewer turns
-/// of contexts where these take turns.
+/// Whether rank 0 works on the slots of an all_reduce on ordinary memory. If every rank reads all slots and writes its
+/// own result, n ranks move (n + 3) n times the data. If rank 0 works on the slots and the other ranks copy, they move
+/// 6 n times the data, and need fewer context switches if contexts take turns.
 bool CudaGroup::leads_on_slots(const Call& call) const noexcept {
   constexpr std::size_t kLeast = std::size_t{4} << 20;
   if (call.operation.op != Op::all_reduce || !one_device_ || ranks_ == 1 || call.plan.largest == 0) return false;
@@ -257,7 +260,7 @@ void CudaGroup::run_rounds(const Call& call) {
   const bool direct = call.memory.memory != nullptr;
   const std::size_t regions = plan.one_for_all || call.operation.op == Op::broadcast ? 1 : ranks_;
   const std::size_t chunk = slot_bytes_ / (regions * kAlignment) * kAlignment;
-  // How often each pair must meet; all ranks come to the same number for a pair.
+  // The number of rounds for each pair; both ranks of a pair compute the same number.
   std::vector<std::size_t> rounds(ranks_, 1);
   if (!direct) {
     for (int peer = 0; peer < ranks_; ++peer) {
@@ -310,10 +313,10 @@ void CudaGroup::run_round(const Call& call, const std::vector<std::size_t>& roun
   if (plan.reduces && !is_copy(call.operation, ranks_)) {
     ReduceArguments work = {};
     prepare(work);
-    work.expected = hash_from(rank_);  // that of all: reductions are not pairwise
+    work.expected = hash_from(rank_);  // the same for all ranks: reductions are not pairwise
     const std::size_t element = call.operation.element();
     if (direct && call.operation.op == Op::all_reduce) {
-      // Every rank has a slice, which it reads from all and writes to all.
+      // Every rank has a slice, which it reads from all ranks and writes to all ranks.
       const std::size_t lanes = kAlignment / element;
       const std::size_t count = call.operation.count;
       const std::size_t each = (count + lanes * ranks_ - 1) / (lanes * ranks_) * lanes;
@@ -349,8 +352,8 @@ void CudaGroup::run_round(const Call& call, const std::vector<std::size_t>& roun
   if (active != 0) wait_for(flags(rank_)->done, active, all_at_once, call.stream);
 }
 
-/// Where kernels do not wait, the stream does, until the byte of every active peer is set. At once only where no other
-/// byte can be set meanwhile: not where a peer may be in its next operation already.
+/// If kernels do not wait, makes the stream wait until the byte of every active peer is set. Tests all bytes at once
+/// only if no other byte can be set meanwhile, that is, if no peer may already be in its next operation.
 void CudaGroup::wait_for(const std::uint8_t* bytes, std::uint64_t active, bool all_at_once, cudaStream_t stream) {
   if (in_kernel_) return;
   std::vector<CUstreamBatchMemOpParams> batch;

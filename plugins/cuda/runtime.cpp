@@ -155,8 +155,8 @@ std::string device_id(int device) {
 }
 
 bool under_mps() {
-  // The driver does not say. A process becomes a client when the daemon's control pipe is there as it starts to use
-  // CUDA.
+  // The driver does not report this. A process becomes an MPS client if the daemon's control pipe exists when the
+  // process starts to use CUDA.
   const char* folder = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
   struct stat found;
   return ::stat((std::string(folder != nullptr ? folder : "/tmp/nvidia-mps") + "/control").c_str(), &found) == 0;

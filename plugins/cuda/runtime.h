@@ -1,4 +1,4 @@
-// CUDA as Maniple's DeviceRuntime: streams, events, pinned memory.
+// Implements Maniple's DeviceRuntime with CUDA: streams, events, pinned memory.
 #pragma once
 
 #include <string>
@@ -7,13 +7,12 @@
 
 namespace maniple::cuda_plugin {
 
-/// Where there is no driver, too: it has no devices then.
+/// Also available without a driver; it then has no devices.
 DeviceRuntime* runtime();
 
-/// Of the physical device, or of the MIG instance: its UUID.
+/// The UUID of the physical device or the MIG instance.
 std::string device_id(int device);
-/// Whether this process computes through the Multi-Process Service, by which kernels of several processes run side by
-/// side.
+/// Whether this process uses the Multi-Process Service, which runs kernels of several processes concurrently.
 bool under_mps();
 
 }  // namespace maniple::cuda_plugin

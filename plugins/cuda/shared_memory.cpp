@@ -10,7 +10,7 @@
 namespace maniple::cuda_plugin {
 namespace {
 
-/// A descriptor that is closed at the end.
+/// Closes its descriptor on destruction.
 struct Descriptor {
   int number = -1;
   ~Descriptor() {
@@ -18,7 +18,7 @@ struct Descriptor {
   }
 };
 
-/// What keeps memory alive until it is mapped; a mapping keeps it by itself.
+/// Keeps an allocation alive until it is mapped; after that the mapping keeps it alive.
 struct Handle {
   CUmemGenericAllocationHandle value = 0;
   bool held = false;
@@ -27,7 +27,7 @@ struct Handle {
   }
 };
 
-/// On a stream of its own: others may be waiting for ranks that wait for this one.
+/// Uses a new stream, because other streams may be waiting for ranks that wait for this one.
 void zero(std::byte* memory, std::size_t bytes) {
   cudaStream_t stream = nullptr;
   check(::cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
@@ -43,7 +43,7 @@ SharedMemory::SharedMemory(DescriptorExchange& descriptors, int rank, int device
                            const std::string& topic, Deadline deadline, std::shared_ptr<const std::atomic<bool>> in_use)
     : device_(device), in_use_(std::move(in_use)), mapped_(sizes.size()) {
   const OnDevice on(device);
-  check(::cudaFree(nullptr), "cudaFree");  // makes the context, if this is the first use
+  check(::cudaFree(nullptr), "cudaFree");  // creates the context on first use
   CUmemAllocationProp properties = {};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -84,7 +84,7 @@ SharedMemory::SharedMemory(DescriptorExchange& descriptors, int rank, int device
       mapped_[maker] = mapped;
       check(driver().mem_set_access(address, mapped, &access, 1), "cuMemSetAccess");
       if (maker == rank) {
-        zero(of(maker), mapped);  // before another rank can see it
+        zero(of(maker), mapped);  // before another rank can access it
         descriptors.share(topic + "/" + std::to_string(maker), maker, descriptor.number, deadline);
       }
     }
@@ -94,9 +94,9 @@ SharedMemory::SharedMemory(DescriptorExchange& descriptors, int rank, int device
   }
 }
 
-// What is enqueued may use the memory yet, on streams that nobody here knows of, and unmapping does not wait for it: as
-// cudaFree does, this waits for all of the device. Where it may not, because a graph is being captured, the memory
-// stays, and the capture is lost: registered memory is not to be freed during one.
+// Enqueued work may still use the memory on streams unknown to this class, and unmapping does not wait for it. So, like
+// cudaFree, this waits for the whole device. That is not allowed while a graph is captured: the memory then stays
+// mapped and the capture fails. Registered memory must not be freed during a capture.
 SharedMemory::~SharedMemory() {
   if (in_use_ && *in_use_) return;
   const OnDevice on(device_, std::nothrow);

@@ -1,9 +1,9 @@
-// Gloo as a plugin backend: a context for each group, connected over the job's own store, and Gloo's collectives.
+// Gloo as a plugin backend: one Gloo context per group, connected through the job's own store, and Gloo's collectives.
 //
-// Movement is done in bytes; reductions with the kernels of the native backend, two operands at a time. That gives the
-// right result wherever partial results are exact in the element's type or rounded as its own sums are: not for sums
-// and products of 16-bit floats, which are rounded once, after the last operand. Those, and what Gloo lacks, are
-// supplied by Maniple.
+// Data moves as bytes. Reductions use the native backend's kernels, two operands at a time. The result is right if
+// partial results are exact in the element's type or rounded like the type's own sums. It would be wrong for sums and
+// products of 16-bit floats, which must be rounded only once, after the last operand. Maniple supplies those operations
+// and the ones that Gloo lacks.
 #include <pthread.h>
 
 #include <algorithm>
@@ -32,18 +32,18 @@
 
 namespace maniple::gloo_plugin {
 
-// Gloo's context of a group, with one deadline for an operation and an end that can be called from outside.
+// A group's Gloo context, with one deadline per operation and waits that can be interrupted from another thread.
 //
-// Gloo gives its timeout to every single wait of a collective, and nothing but that timeout ends a wait on a living
-// peer. Here the transport hands out buffers of our own, which wrap Gloo's: their waits last until the deadline of the
-// operation, or until `interrupt`, and then throw GivenUp through Gloo's code.
+// Gloo applies its timeout to every single wait of a collective, and only that timeout ends a wait on a living peer.
+// Here the transport hands out buffers that wrap Gloo's. Their waits last until the operation's deadline or until
+// `interrupt`, and then throw GivenUp through Gloo's code.
 
-/// Not an error of its own: the plugin returns false and its owner says why.
+/// Not reported as an error: the plugin returns false and its owner reports the reason.
 struct GivenUp {};
 
-/// Gloo writes to sockets as to files, so a peer that is gone costs a SIGPIPE, which ends the process. While this
-/// lives, the calling thread gets no SIGPIPE, nor do threads that it starts; the write then fails with an error that
-/// Gloo throws. What the rest of the program does about SIGPIPE is left alone.
+/// Gloo writes to sockets as to files, so writing to a dead peer raises SIGPIPE, which would end the process. Until
+/// destroyed, this blocks SIGPIPE in the calling thread and the threads it starts; the write then fails with an error
+/// that Gloo throws. The rest of the program keeps its handling of SIGPIPE.
 class NoBrokenPipe {
  public:
   NoBrokenPipe() noexcept {
@@ -76,8 +76,8 @@ class LimitedContext final : public gloo::rendezvous::Context {
   /// Connects to every other rank of the group.
   void connect(const PluginContext& context);
 
-  void set_deadline(Deadline deadline) noexcept { deadline_ = deadline; }  ///< of the next collective
-  void interrupt() noexcept;                                               ///< ends its waits, and all later ones
+  void set_deadline(Deadline deadline) noexcept { deadline_ = deadline; }  ///< for the next collective
+  void interrupt() noexcept;                                               ///< ends all current and later waits
 
  private:
   class Transport;
@@ -86,7 +86,7 @@ class LimitedContext final : public gloo::rendezvous::Context {
   Deadline deadline_;
   Mutex mutex_;
   bool interrupted_ MANIPLE_GUARDED_BY(mutex_) = false;
-  /// The buffer that is being waited on: there is one at a time.
+  /// The buffer that is being waited on, at most one at a time.
   gloo::transport::UnboundBuffer* waiting_ MANIPLE_GUARDED_BY(mutex_) = nullptr;
 };
 
@@ -94,13 +94,13 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-/// Gloo adds its timeouts to the present, so "never" must leave room.
+/// Gloo adds timeouts to the current time, so "never" must not overflow.
 Milliseconds time_until(Deadline deadline) {
   const Deadline::Duration most = std::chrono::hours(24 * 365);
   return std::max(std::chrono::duration_cast<Milliseconds>(std::min(deadline.remaining(), most)), Milliseconds(1));
 }
 
-/// Our store, as Gloo sees it.
+/// Adapts the job's store to Gloo's interface.
 class StoreView final : public gloo::rendezvous::Store {
  public:
   explicit StoreView(const PluginContext& context) : context_(context) {}
@@ -117,7 +117,7 @@ class StoreView final : public gloo::rendezvous::Store {
   void wait(const std::vector<std::string>& keys, const Milliseconds&) override { await(keys); }
 
  private:
-  // In short turns, so that a rank that dies meanwhile ends the wait.
+  // In short turns, so that the death of a rank ends the wait.
   void await(const std::vector<std::string>& keys) const {
     for (;;) {
       if (context_.abort->aborted()) throw Aborted("the group failed while it was set up");
@@ -182,7 +182,7 @@ class LimitedContext::Buffer final : public gloo::transport::UnboundBuffer {
   std::unique_ptr<gloo::transport::UnboundBuffer> inner_;
 };
 
-/// Gloo's collectives get their buffers from here; the pairs stay where they are.
+/// Creates the buffers of Gloo's collectives; the pairs belong to the inner context.
 class LimitedContext::Transport final : public gloo::transport::Context {
  public:
   Transport(LimitedContext& owner, std::shared_ptr<gloo::transport::Context> inner)
@@ -266,7 +266,7 @@ void run_all_reduce(const ContextPointer& context, const Operation& op, PairRedu
 }
 
 void run_reduce(const ContextPointer& context, const Operation& op, PairReduce reduce, std::uint32_t tag) {
-  // Gloo leaves partial results in every rank's output; only the root has one to give.
+  // Gloo writes partial results to every rank's output, but only the root has an output buffer.
   const bool is_root = context->rank == op.root;
   std::unique_ptr<std::byte[]> own;
   if (!is_root) own = std::make_unique_for_overwrite<std::byte[]>(op.bytes());
@@ -352,11 +352,11 @@ bool has_collective(const Operation& op) noexcept {
     case Op::gather:
     case Op::scatter: return op.parts.equal();
     case Op::all_to_all: return op.in_parts.equal() && op.out_parts.equal() && op.in_parts.total() > 0;
-    default: return false;  // reduce_scatter: Gloo's own needs memory for the whole and is no faster
+    default: return false;  // reduce_scatter: Gloo's version needs memory for the whole input and is not faster
   }
 }
 
-/// `tag` differs from call to call. Throws GivenUp and what Gloo throws.
+/// `tag` must differ between calls. Throws GivenUp and Gloo's exceptions.
 void run_collective(const std::shared_ptr<LimitedContext>& context, const Operation& op, PairReduce reduce,
                     std::uint32_t tag) {
   switch (op.op) {
@@ -401,7 +401,7 @@ class GlooPlugin final : public Plugin {
 
   void interrupt(bool /*lost*/) noexcept override { gloo_->interrupt(); }
 
-  // Gloo's receives block, which channels must not; and its one transport is TCP. So is ours.
+  // No channels over Gloo: its receives block, which channels must not. Its only transport is TCP, which Maniple has.
   std::unique_ptr<ByteSink> sink(int, Traffic) override { return nullptr; }
   std::unique_ptr<ByteSource> source(int, Traffic) override { return nullptr; }
 

@@ -8,7 +8,8 @@ namespace maniple::mpi_plugin {
 namespace {
 
 constexpr int kNoticeTag = 0;
-// What was sent before a notice may arrive after it. Some seconds later its sender is gone, and so are the bytes.
+// Bytes sent before a notice may arrive after it. Some seconds later the sender is gone, and bytes still missing are
+// lost.
 constexpr auto kInTransit = std::chrono::seconds(5);
 constexpr auto kPollInterval = std::chrono::microseconds(100);
 
@@ -18,10 +19,9 @@ struct Notice {
 };
 
 constexpr std::size_t kPackets = 4;
-constexpr int kPollsPerNotice =
-    64;  // polls of a channel that found nothing, between two of the notices: some milliseconds
+constexpr int kPollsPerNotice = 64;  // empty polls of a channel between two polls for notices: some milliseconds
 
-/// Counts the polls that found nothing; receives leave notices after some of them.
+/// Counts a channel's empty polls, and receives leave notices after every kPollsPerNotice of them.
 class EmptyPolls {
  public:
   void reset() noexcept { count_ = 0; }
@@ -96,7 +96,7 @@ class Source final : public ByteSource {
   int fd() const noexcept override { return -1; }
 
  private:
-  // Only what has arrived is received, so no receive is posted that would have to be cancelled when the group ends.
+  // Receives only packets that have arrived, so no posted receive must be cancelled when the group ends.
   bool receive() {
     const auto call = Runtime::get().enter();
     if (!receiving_) {
@@ -180,7 +180,7 @@ void GroupPeers::on_notice(int world_rank, const std::array<std::uint64_t, kTraf
 }
 
 LeaveNotices& LeaveNotices::get() {
-  static LeaveNotices* const kAll = new LeaveNotices();  // never destroyed: as the runtime
+  static LeaveNotices* const kAll = new LeaveNotices();  // never destroyed, like the runtime
   return *kAll;
 }
 
@@ -189,16 +189,16 @@ void LeaveNotices::send_all() noexcept {
     const MutexLock lock(mutex_);
     for (const auto& [number, group] : groups_) group->send_leave_notices();
   } catch (const std::exception&) {
-    // The others get their errors at their deadlines.
+    // The other ranks get their errors at their deadlines instead.
   }
 }
 
 void LeaveNotices::receive_all(Deadline limit) noexcept {
   try {
-    // sleep: between two polls, as MPI offers nothing to wait on that leaves the core to others
+    // sleep: between two polls, because MPI's waits spin
     for (poll(); due_ > 0 && !limit.expired(); poll()) std::this_thread::sleep_for(kPollInterval);
   } catch (const std::exception&) {
-    // It warns, then.
+    // MPICH may then warn about messages not received.
   }
 }
 
@@ -216,7 +216,7 @@ void LeaveNotices::poll() {
     Notice notice{};
     check(MPI_Mrecv(&notice, sizeof notice, MPI_BYTE, &message, &status), "MPI_Mrecv");
     --due_;
-    // A group that is not here has been left here as well: all ranks know a group before one of them can leave it.
+    // This rank has left a group it does not find: all ranks register a group before one of them can leave it.
     const auto group = groups_.find(notice.group);
     if (group != groups_.end()) group->second->on_notice(status.MPI_SOURCE, notice.sent);
   }

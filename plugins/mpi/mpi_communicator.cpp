@@ -11,8 +11,8 @@ namespace maniple::mpi_plugin {
 namespace {
 
 struct Members {
-  std::vector<int> ranks;    // in MPI_COMM_WORLD, by rank in the group: the order need not be the same
-  std::uint64_t number = 0;  // of the group, unique
+  std::vector<int> ranks;    // ranks in MPI_COMM_WORLD, by group rank; the two orders may differ
+  std::uint64_t number = 0;  // unique number of the group
 };
 
 std::uint64_t new_number() {
@@ -20,7 +20,7 @@ std::uint64_t new_number() {
   return std::uint64_t{device()} << 32 | device();
 }
 
-/// Exchanged through the store.
+/// Exchanges the members through the store.
 Members exchange_members(const PluginContext& context, int own) {
   const auto key = [](int rank) { return "mpi/" + std::to_string(rank); };
   std::vector<std::string> keys;
@@ -33,7 +33,7 @@ Members exchange_members(const PluginContext& context, int own) {
       Members members;
       const std::vector<std::string> texts = context.store->multi_get(keys, limit);
       for (const std::string& text : texts) members.ranks.push_back(std::stoi(text));
-      members.number = std::stoull(texts.front().substr(texts.front().find(' ')));  // that of rank 0 counts
+      members.number = std::stoull(texts.front().substr(texts.front().find(' ')));  // rank 0's number counts
       return members;
     } catch (const Timeout&) {
       if (context.deadline.expired()) throw;
@@ -41,15 +41,15 @@ Members exchange_members(const PluginContext& context, int own) {
   }
 }
 
-/// Tells communicators apart that ranks make at the same time.
+/// Distinguishes communicators that ranks create at the same time.
 int tag_of(const std::string& group) {
   std::uint32_t hash = 2166136261u;
   for (const char c : group) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
   return static_cast<int>(hash % 32749);
 }
 
-/// Of a group's channels, so that what was sent in an earlier group and never received is not received in this one: MPI
-/// uses the numbers of its communicators again. Followed by one for each traffic.
+/// The first tag of a group's channels; each traffic has one tag from there on. Tags differ between groups, because MPI
+/// reuses communicator numbers, and a message that was never received in an earlier group must not arrive in this one.
 int first_tag(std::uint64_t number) {
   int* limit = nullptr;
   int known = 0;
@@ -67,7 +67,7 @@ bool is_whole_world(const std::vector<int>& ranks, int size) {
   return true;
 }
 
-/// Collective among the ranks, and MPI has no way to make it without blocking.
+/// Collective over `ranks`. MPI offers only a blocking version.
 MPI_Comm create(const std::vector<int>& ranks, int tag) {
   const auto call = Runtime::get().enter();
   MPI_Comm made = MPI_COMM_NULL;
@@ -84,7 +84,7 @@ MPI_Comm create(const std::vector<int>& ranks, int tag) {
 }  // namespace
 
 bool complete(MPI_Request& request, const AbortToken& abort, Deadline deadline) {
-  // Polled without sleeping for so long. Where ranks share cores, polling takes time from those that are awaited.
+  // Poll without sleeping for this long. If ranks share cores, polling takes time from the awaited ranks.
   static const auto kEager = std::chrono::microseconds(shares_cores() ? 5 : 200);
   constexpr int kPolls = 16;  // between two reads of the clock
   const auto began = Deadline::Clock::now();
@@ -143,11 +143,11 @@ bool Communicator::duplicate_world(MPI_Comm& made, const PluginContext& context)
   return complete(request, *context.abort, context.deadline);
 }
 
-// With the first group of all ranks; those that follow find it.
+// The first group of all ranks opens the communicator for notices; later groups find it open.
 bool Communicator::open_leave_notices(const PluginContext& context) {
   LeaveNotices& notices = LeaveNotices::get();
   if (notices.open()) {
-    notices.poll();  // those of groups that were left long ago
+    notices.poll();  // notices of groups that were left long ago
     return true;
   }
   if (context.size() != context.world_size) return true;
@@ -177,7 +177,7 @@ Communicator::~Communicator() {
     const auto call = Runtime::get().enter();
     MPI_Comm_free(&communicator_);
   } catch (const Error&) {
-    // Poisoned meanwhile.
+    // The runtime was poisoned meanwhile.
   }
 }
 

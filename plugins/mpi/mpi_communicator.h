@@ -1,4 +1,4 @@
-// The MPI communicator of a group, and its endpoints for channels of bytes (mpi_channel.h).
+// A group's MPI communicator, and its endpoints for byte channels (mpi_channel.h).
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@ namespace maniple::mpi_plugin {
 
 class Communicator {
  public:
-  /// All ranks of the group make it together. Throws Unsupported when mpirun's ranks are not those of the job.
+  /// Collective over the group. Throws Unsupported when mpirun's ranks differ from the job's ranks.
   explicit Communicator(const PluginContext& context);
   ~Communicator();
   Communicator(const Communicator&) = delete;
@@ -20,7 +20,7 @@ class Communicator {
   Endpoint endpoint(int rank, Traffic traffic);
 
  private:
-  // False: given up.
+  // These return false when they gave up.
   bool duplicate_world(MPI_Comm& made, const PluginContext& context);
   bool open_leave_notices(const PluginContext& context);
   bool create_from(const std::vector<int>& ranks, const PluginContext& context);
@@ -30,7 +30,7 @@ class Communicator {
   std::optional<GroupPeers> peers_;
 };
 
-/// Waits for a request, the group's abort or the deadline. False: given up.
+/// Waits for a request. Returns false on the group's abort or at the deadline.
 bool complete(MPI_Request& request, const AbortToken& abort, Deadline deadline);
 
 }  // namespace maniple::mpi_plugin

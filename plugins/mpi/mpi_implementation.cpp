@@ -23,9 +23,10 @@ constexpr auto kAfterALoss = std::chrono::seconds(2);
 
 #ifdef OPEN_MPI
 constexpr const char* kLocalRanks = "OMPI_COMM_WORLD_LOCAL_SIZE";
-std::string removed_segment;  // written when the first group is made, read at exit
+std::string removed_segment;  // written when the first group is created, read at exit
 
-/// The path of this rank's, by what this process has mapped; and the very file, not another one of its name.
+/// The path of this rank's segment file, from this process's memory map. Checks that the path still leads to the mapped
+/// file.
 std::string mapped_segment(const std::string& local_rank) {
   std::ifstream maps("/proc/self/maps");
   for (std::string row; std::getline(maps, row);) {
@@ -47,7 +48,7 @@ std::atomic<bool> loss_signalled{false};
 std::atomic<bool> dropping_connections{false};
 struct sigaction mpich_action;
 
-// MPICH's launcher sends SIGUSR1 to all ranks when one is gone without MPI_Finalize; MPICH itself handles it too.
+// MPICH's launcher sends SIGUSR1 to all ranks when one ends without MPI_Finalize. MPICH handles the signal, too.
 void on_loss(int number, siginfo_t* about, void* context) {
   loss_signalled.store(true);
   if ((mpich_action.sa_flags & SA_SIGINFO) != 0) {
@@ -92,8 +93,8 @@ Deadline::Duration exit_limit() {
 
 #else
 
-// UCX, on which MPICH is built, aborts the process when it cannot read the memory of one that is gone. And it opens
-// connections by TCP inside a host too, asks the kernel for them at every poll, and does not use them.
+// UCX, on which MPICH is built, aborts the process when it cannot read the memory of a dead process. It also opens TCP
+// connections inside a host, polls the kernel for them every time, and does not use them.
 void choose_transports() {
   const char* all = std::getenv("PMI_SIZE");
   const char* here = std::getenv(kLocalRanks);
@@ -106,7 +107,7 @@ void watch_for_losses() {
   own.sa_sigaction = on_loss;
   own.sa_flags = SA_SIGINFO | SA_RESTART;
   ::sigemptyset(&own.sa_mask);
-  // Where MPICH has no handler, the signal is the program's own.
+  // If MPICH has no handler, the signal belongs to the program.
   if (::sigaction(SIGUSR1, nullptr, &mpich_action) != 0) return;
   if ((mpich_action.sa_flags & SA_SIGINFO) == 0 && mpich_action.sa_handler == SIG_DFL) return;
   ::sigaction(SIGUSR1, &own, nullptr);
@@ -125,15 +126,14 @@ void restore_segment_file() {}
 }  // namespace maniple::mpi_plugin
 
 #ifndef OPEN_MPI
-// MPICH's MPI_Finalize sometimes waits for ever when it runs on UCX (4.0.2 of Debian 12; pmodels/mpich#6596 fixes it):
-// each rank first closes its connections in order, which takes answers of the other side, and then waits for the other
-// processes in a call that answers none. So whoever closes last may never be answered. Connections that a pair has
-// opened but not used yet are enough for it: ranks that end soon after they were started, more of them than there are
-// cores.
+// MPICH's MPI_Finalize sometimes waits forever on UCX (4.0.2 of Debian 12; fixed by pmodels/mpich#6596). Each rank
+// first closes its connections in order, which needs replies from the peers, and then waits for the other processes in
+// a call that does not reply. So the last rank to close its connections may never get a reply. Connections that a pair
+// has opened but not used yet suffice: ranks that end soon after their start, and more ranks than cores.
 //
-// The mpi backend ends only after all ranks have said that they are about to exit. No rank needs an answer then, and
-// connections may be dropped. That is what happens here: MPICH looks for the functions of UCX in this library before it
-// looks in UCX.
+// The mpi backend ends only after all ranks have announced that they are about to exit. No rank needs replies then, so
+// connections may be dropped. This function does that: MPICH finds UCX's functions in this library before it finds them
+// in UCX.
 //
 // Returns a request to wait for, or null: done.
 extern "C" __attribute__((visibility("default"))) void* ucp_disconnect_nb(void* connection) {

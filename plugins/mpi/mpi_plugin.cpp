@@ -1,14 +1,14 @@
-// MPI as a plugin backend: a communicator for each group, and MPI's non-blocking collectives, so that an abort or a
+// MPI as a plugin backend: one communicator per group, and MPI's non-blocking collectives, so that an abort or a
 // deadline can end the wait. Built once against Open MPI and once against MPICH.
 //
-// Movement is done in bytes. Reductions are MPI's where its arithmetic is ours: sums and products of float32, float64,
-// int32 and int64; min, max and bits of integers. Its min and max of floats may lose a NaN, Open MPI's sums of 8 and 16
-// bits do not wrap around but stop at the largest value, and MPI has neither bfloat16 nor our bool8; those are supplied
-// by Maniple.
+// Data moves as bytes. MPI does the reductions where its arithmetic equals Maniple's: sums and products of float32,
+// float64, int32 and int64; min, max and bitwise operations on integers. Maniple supplies the others: MPI's min and max
+// of floats may lose a NaN, Open MPI's sums of 8 and 16 bits saturate instead of wrapping, and MPI lacks bfloat16 and
+// Maniple's bool8.
 //
-// MPI counts in int: element-wise operations are cut into pieces, and others that are longer are supplied, too.
-// MPI_IN_PLACE must be given by all ranks or none, and our callers choose by themselves; so what an all_reduce or
-// all_gather takes is copied to where the result will be, and all are in place.
+// MPI's counts are int: element-wise operations are cut into pieces, and Maniple supplies other operations that exceed
+// int. Either all ranks or none must pass MPI_IN_PLACE, but Maniple's callers choose individually. So the input of an
+// all_reduce or all_gather is copied to the output first, and all ranks work in place.
 #include <algorithm>
 #include <climits>
 #include <cstring>
@@ -24,10 +24,10 @@ struct CallContext {
   int size;
   const AbortToken& abort;
   Deadline deadline;
-  std::size_t most;  ///< elements, or bytes of a broadcast, in one call
+  std::size_t most;  ///< maximum elements (for a broadcast: bytes) in one MPI call
 };
 
-/// Calls `body(first, count)` for one piece after the other until all of `count` is done or `body` returns false.
+/// Calls `body(first, count)` for consecutive pieces until all `count` elements are done or `body` returns false.
 template <class Body>
 bool in_pieces(std::size_t count, std::size_t most, Body body) {
   for (std::size_t first = 0; first < count; first += most) {
@@ -87,7 +87,7 @@ MPI_Op reduction_of(ReduceOp op) {
 
 bool fits(const Parts& parts, std::size_t element) noexcept { return parts.total() * element <= INT_MAX; }
 
-/// Counts and offsets of the parts, in units of `scale` for each element.
+/// Counts and offsets of the parts, with `scale` units per element.
 struct Counts {
   Counts(const Parts& parts, int size, std::size_t scale) {
     for (int rank = 0; rank < size; ++rank) {
@@ -179,11 +179,11 @@ bool run_reduce_scatter(const CallContext& at, const Operation& op) {
   const Counts parts(op.parts, at.size, 1);
   const std::size_t bytes = op.parts.count(at.rank) * op.element();
   const std::byte* const end = op.in + op.parts.total() * op.element();
-  // The result may lie in the input, which MPI is still reading when it writes.
+  // The result may overlap the input, which MPI still reads while it writes the result.
   const bool overlaps = op.out < end && op.in < op.out + bytes;
   std::unique_ptr<std::byte[]> aside;
   if (overlaps) aside = std::make_unique_for_overwrite<std::byte[]>(bytes);
-  std::byte nothing{};  // MPICH requires an address for a part of no elements too
+  std::byte nothing{};  // MPICH requires an address even for an empty part
   std::byte* const out = bytes == 0 ? &nothing : overlaps ? aside.get() : op.out;
   const bool done = run(at, "MPI_Ireduce_scatter", [&](MPI_Request* request) {
     return MPI_Ireduce_scatter(op.in, out, parts.counts.data(), type_of(op.dtype), reduction_of(op.reduce),
@@ -219,7 +219,7 @@ bool has_collective(const Operation& op) noexcept {
   }
 }
 
-/// False: given up, with a request left behind in MPI.
+/// Returns false if it gave up and left a request behind in MPI.
 bool run_collective(const CallContext& at, const Operation& op) {
   switch (op.op) {
     case Op::broadcast: return run_broadcast(at, op);
@@ -247,11 +247,11 @@ class MpiPlugin final : public Plugin {
  public:
   explicit MpiPlugin(const PluginContext& context) : context_(context), communicator_(context_) {}
   ~MpiPlugin() override {
-    if (context_.abort->aborted() || !Runtime::get().usable()) return;  // all ranks learn that the group has failed
+    if (context_.abort->aborted() || !Runtime::get().usable()) return;  // all ranks learn of the failure otherwise
     try {
       communicator_.peers().send_leave_notices();
     } catch (const std::exception&) {
-      // The others get their errors at their deadlines.
+      // The other ranks get their errors at their deadlines instead.
     }
   }
 

@@ -22,13 +22,13 @@ namespace {
 constexpr long kPollNs = 100'000;
 constexpr long kShortestNs = 20'000;  // between two polls of a barrier at exit
 constexpr long kLongestNs = 5'000'000;
-constexpr auto kLinger = std::chrono::seconds(5);  // for what was sent and not received yet, at exit
+constexpr auto kLinger = std::chrono::seconds(5);  // at exit, for sent messages that are not received yet
 constexpr Deadline::Duration kEnded =
-    std::chrono::seconds(10);                                // for the others at exit, when a rank has left too early
+    std::chrono::seconds(10);                                // at exit, for other ranks when a rank has left too early
 constexpr auto kFinalise = std::chrono::seconds(30);         // for MPI_Finalize when all ranks are about to exit
-constexpr auto kLivesPoll = std::chrono::milliseconds(100);  // of the other processes, at exit
-// After another process has ended: for what it had sent before; and for MPI_Finalize, which it may have ended in good
-// order.
+constexpr auto kLivesPoll = std::chrono::milliseconds(100);  // at exit, interval for polling the other processes
+// After another process has ended: the time for messages it had sent, and the time for MPI_Finalize, which that process
+// may have completed in good order.
 constexpr Deadline::Duration kAfterAnEnd = std::chrono::seconds(2);
 constexpr Deadline::Duration kFinaliseAfterAnEnd = std::chrono::seconds(5);
 constexpr auto kLockPoll = std::chrono::milliseconds(10);
@@ -39,19 +39,18 @@ void pause(long ns = kPollNs) {
   ::nanosleep(&time, nullptr);  // sleep: MPI_Test has no wait with a limit
 }
 
-constexpr auto kDetachedPoll = std::chrono::milliseconds(10);  // of abort and deadline
+constexpr auto kDetachedPoll = std::chrono::milliseconds(10);  // for polling abort and deadline
 
-/// When a process was started, in the clock ticks of /proc; empty if there is none, or only what its parent has not yet
-/// fetched.
+/// A process's start time in the clock ticks of /proc; empty if it does not exist or is a zombie.
 std::string start_of(int pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
   std::getline(file, line);
-  const auto end = line.rfind(')');  // the name in parentheses may hold anything
+  const auto end = line.rfind(')');  // the name in parentheses may contain any character
   if (end == std::string::npos) return {};
   std::istringstream words(line.substr(end + 1));
   std::string word;
-  words >> word;  // the state, the third field
+  words >> word;  // the third field, the state
   if (word == "Z" || word == "X") return {};
   constexpr int kStart = 22;
   for (int field = 3; field < kStart; ++field) words >> word;
@@ -143,7 +142,7 @@ Runtime::Runtime() {
 
 std::unique_lock<std::timed_mutex> Runtime::enter() {
   std::unique_lock lock(calls_, std::defer_lock);
-  // Polled: a call that was left behind in MPI keeps the lock.
+  // Polls, because an abandoned call in MPI keeps the lock.
   while (serialised_ && usable() && !lock.try_lock_for(kLockPoll)) {
   }
   if (usable()) return lock;
@@ -160,7 +159,7 @@ void Runtime::send(const std::shared_ptr<Packet>& packet, std::size_t size, int 
   int done = 0;
   {
     const auto call = enter();
-    check(MPI_Test(&packet->request, &done, MPI_STATUS_IGNORE), "MPI_Test");  // small ones are done at once
+    check(MPI_Test(&packet->request, &done, MPI_STATUS_IGNORE), "MPI_Test");  // small messages complete at once
   }
   if (done == 0) keep(packet);
 }
@@ -187,13 +186,13 @@ void Runtime::sweep_locked() {
   if (serialised_ && !call.try_lock_for(kLockPoll)) return;
   std::erase_if(packets_, [](const std::shared_ptr<Packet>& packet) {
     int done = 0;
-    if (MPI_Test(&packet->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) done = 1;  // its receiver is gone
+    if (MPI_Test(&packet->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) done = 1;  // the receiver is gone
     if (done != 0) packet->in_transit.store(false, std::memory_order_release);
     return done != 0;
   });
 }
 
-// MPI moves bytes only while it is called. A rank that sends and then computes does not call it.
+// MPI moves bytes only during MPI calls, and a rank that sends and then computes makes none.
 void Runtime::progress_sends() {
   MutexLock lock(mutex_);
   while (!stopping_) {
@@ -210,14 +209,14 @@ void Runtime::progress_sends() {
 }
 
 void Runtime::all_have_started() {
-  if (ours_) remove_segment_file();  // a program that uses MPI itself may start more processes with it
+  if (ours_) remove_segment_file();  // a program that initialised MPI itself may start more processes with it
 }
 
 void Runtime::watch(const std::vector<int>& pids) {
   const MutexLock lock(mutex_);
   for (const int pid : pids) {
     const std::string start = start_of(pid);
-    if (!start.empty()) watched_.emplace(pid, start);  // none: it has another name in another namespace
+    if (!start.empty()) watched_.emplace(pid, start);  // empty: the pid belongs to another namespace
   }
 }
 
@@ -232,7 +231,7 @@ void Runtime::poison(const std::string& why) noexcept {
   if (!poisoned_.exchange(true)) why_ = why;
 }
 
-// The program's own MPI_Finalize begins with this.
+// Called at the start of the program's own MPI_Finalize.
 int Runtime::before_finalize(MPI_Comm, int, void* runtime, void*) {
   auto* self = static_cast<Runtime*>(runtime);
   if (self->usable() && !self->failed_) LeaveNotices::get().receive_all(Deadline::after(kLinger));
@@ -244,11 +243,11 @@ int Runtime::before_finalize(MPI_Comm, int, void* runtime, void*) {
 void Runtime::at_exit(int status, void* runtime) { static_cast<Runtime*>(runtime)->finalise(status); }
 
 void Runtime::finalise(int status) {
-  if (!guard_.owned()) return;  // a child of fork() ends, not this rank
+  if (!guard_.owned()) return;  // this is a forked child, not the rank
   int over = 0;
   MPI_Finalized(&over);
   const bool safe = ours_ && over == 0 && usable() && !failed_ && status == 0;
-  if (safe) LeaveNotices::get().send_all();  // a group that still exists at exit takes part in nothing any more
+  if (safe) LeaveNotices::get().send_all();  // groups that still exist at exit are not used any more
   const bool together = safe && await_all_ranks() && await_all_ranks();
   if (together) LeaveNotices::get().receive_all(Deadline::after(kLinger));
   if (!together) linger();
@@ -267,14 +266,14 @@ void Runtime::finalise(int status) {
   has_finalised_.store(true);
 }
 
-// A rank that gave up waiting for this one is gone, though it took part in the barriers: then MPI_Finalize waits for it
-// in vain.
+// A rank that took part in the barriers may be gone because it gave up waiting for this one. MPI_Finalize would then
+// wait for that rank in vain.
 void Runtime::limit_finalise(int status) {
   Deadline limit = Deadline::after(kFinalise);
   const char* why = "within 30 s";
   for (bool ended = false; !limit.expired();) {
     std::this_thread::sleep_for(kLivesPoll);  // sleep: MPI_Finalize has no limit of its own
-    if (has_finalised_) return;               // what follows at exit is the program's own
+    if (has_finalised_) return;               // the rest of the exit belongs to the program
     if (ended || !a_rank_has_ended()) continue;
     ended = true;
     limit = Deadline::sooner(limit, Deadline::after(kFinaliseAfterAnEnd));
@@ -284,9 +283,8 @@ void Runtime::limit_finalise(int status) {
   ::_exit(status);
 }
 
-// MPI_Finalize spins while it waits for later ranks, or does not move the bytes that they still need. So they are
-// awaited here. Twice, as the end of the first barrier may be delayed by connections that were opened for it; that of
-// the second is not.
+// Waits for the other ranks before MPI_Finalize, which spins while it waits or does not move the bytes that other ranks
+// still need. Called twice: connections opened for the first barrier may delay its end, but not the second's.
 bool Runtime::await_all_ranks() {
   const auto began = Deadline::Clock::now();
   Deadline next_look = Deadline::after(kLivesPoll);
@@ -313,7 +311,7 @@ bool Runtime::await_all_ranks() {
       pause(pause_ns);
     }
   } catch (const Error&) {
-    return false;  // MPI knows that a rank is gone, or is not used any more
+    return false;  // MPI has lost a rank or is poisoned
   }
 }
 

@@ -11,10 +11,10 @@ namespace {
 using Clock = Deadline::Clock;
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr Milliseconds kTurn(50);               // how often a wait looks whether the group was aborted
-constexpr Milliseconds kStoreTurn(500);         // the same, where each look is a request
-constexpr Milliseconds kInside(100);            // a call takes so long only when it waits for another rank
-constexpr std::chrono::seconds kCleaningUp(5);  // of NCCL; half a second as a rule
+constexpr Milliseconds kTurn(50);               // interval at which a wait checks for an abort
+constexpr Milliseconds kStoreTurn(500);         // the same, if each check is a request to the store
+constexpr Milliseconds kInside(100);            // a call takes longer only when it waits for another rank
+constexpr std::chrono::seconds kCleaningUp(5);  // for NCCL's clean-up, which usually takes half a second
 
 std::string seconds_since(Clock::time_point begin) {
   char text[32];
@@ -31,12 +31,12 @@ std::string joined(const std::vector<int>& ranks) {
   return text;
 }
 
-/// How the ranks find each other in the store. Rank 0 asks NCCL for its unique id only when all have arrived: what
-/// waits for ranks inside NCCL cannot be ended, and does not say whom it waits for.
+/// Lets the ranks find each other in the store. Rank 0 requests NCCL's unique id only when all ranks have arrived,
+/// because a wait inside NCCL can neither be ended nor report the missing ranks.
 class Rendezvous {
  public:
   explicit Rendezvous(const DeviceContext& context) : context_(context) {
-    // A group may be set up again, for another device: all ranks count in step.
+    // A group may be set up again for another device: all ranks count their arrivals in step.
     const std::int64_t arrival = context.store->add("nccl/arrivals", 1) - 1;
     prefix_ = "nccl/" + std::to_string(arrival / context.size()) + "/";
     context.store->set(here(context.rank), "1");
@@ -102,13 +102,13 @@ class Rendezvous {
   std::string prefix_;
 };
 
-/// What the thread that initialises the communicator, and the one that waits for it, have in common.
+/// State shared by the thread that initialises the communicator and the thread that waits for it.
 struct Initialisation {
   Mutex mutex;
   bool given_up MANIPLE_GUARDED_BY(mutex) = false;
   ncclComm_t comm MANIPLE_GUARDED_BY(mutex) = nullptr;
   ncclResult_t result MANIPLE_GUARDED_BY(mutex) = ncclSuccess;
-  std::string text MANIPLE_GUARDED_BY(mutex);  // of a failure
+  std::string text MANIPLE_GUARDED_BY(mutex);  // error text
   bool polled MANIPLE_GUARDED_BY(mutex) = false;
 };
 
@@ -141,7 +141,7 @@ void initialise(Initialisation& shared, ncclUniqueId id, int size, int rank) {
 
 void check_cuda(cudaError_t result, const std::string& what) {
   if (result == cudaSuccess) return;
-  ::cudaGetLastError();  // or the next call would report it again
+  ::cudaGetLastError();  // clears the error, or the next call would report it again
   throw SystemError(what + " failed: " + ::cudaGetErrorString(result), 0);
 }
 
@@ -175,13 +175,13 @@ Task on_device(int device, std::function<void()> body) {
     try {
       check_cuda(::cudaSetDevice(device), "cudaSetDevice of cuda:" + std::to_string(device));
       cudaStreamCaptureMode mode =
-          cudaStreamCaptureModeRelaxed;  // nothing here concerns a graph that another thread captures
+          cudaStreamCaptureModeRelaxed;  // the calls here do not affect a graph that another thread captures
       ::cudaThreadExchangeStreamCaptureMode(&mode);
       body();
     } catch (...) {
       error = std::current_exception();
     }
-    body = nullptr;  // what it holds is gone when it is done
+    body = nullptr;  // destroys its captures before the work counts as done
     const MutexLock lock(state->mutex);
     state->error = error;
     state->done = true;
@@ -208,7 +208,7 @@ std::shared_ptr<Communicator> Communicator::make(const DeviceContext& context) {
     if (shared->comm != nullptr) on_device(context.device, [comm = shared->comm] { nccl().comm_abort(comm); });
     throw;
   }
-  done.get();  // throws what the thread threw
+  done.get();  // rethrows the thread's exception
   const MutexLock lock(shared->mutex);
   const std::string place = context.group + " on cuda:" + std::to_string(context.device);
   if (shared->result == ncclInvalidUsage || shared->result == ncclInvalidArgument)
@@ -238,7 +238,7 @@ ncclComm_t Communicator::usable(const char* what) const {
 
 ncclResult_t Communicator::finished(ncclComm_t comm, ncclResult_t result) const noexcept {
   if (!polled_) return result;
-  // Some calls are in progress although they return success.
+  // Some calls return success although they are still in progress.
   while (result == ncclSuccess || result == ncclInProgress) {
     if (aborted_.load() || nccl().async_error(comm, &result) != ncclSuccess) break;
     if (result == ncclSuccess) break;
@@ -257,7 +257,7 @@ void Communicator::fail(const char* what, ncclResult_t result) {
 
 DeviceFault Communicator::fault() noexcept {
   const std::unique_lock lock(calls_, std::try_to_lock);
-  if (!lock.owns_lock()) return {};  // a call is under way, and reports by itself
+  if (!lock.owns_lock()) return {};  // a running call reports its own errors
   const ncclComm_t comm = comm_.load();
   if (comm == nullptr) return {};
   ncclResult_t state = ncclSuccess;
@@ -278,7 +278,7 @@ void Communicator::call_within(Deadline deadline, const char* what, std::functio
     throw Timeout(std::string(what) + " of " + group_ + " timed out after " + seconds_since(begin) +
                   " inside NCCL: not all of its " + std::to_string(size_) + " ranks called it");
   }
-  done.get();  // throws what the body threw
+  done.get();  // rethrows the body's exception
 }
 
 void Communicator::register_memory(void* memory, std::size_t bytes, bool symmetric) {
@@ -314,7 +314,7 @@ void Communicator::deregister(void* memory) noexcept {
     const MutexLock lock(ending_);
     ended = ended_;
   }
-  if (ended.valid()) ended.wait_for(kCleaningUp);  // NCCL may be looking at it yet
+  if (ended.valid()) ended.wait_for(kCleaningUp);  // NCCL may still access the memory
   const std::lock_guard lock(calls_);
   const auto found = registrations_.find(memory);
   if (found == registrations_.end()) return;
@@ -324,12 +324,12 @@ void Communicator::deregister(void* memory) noexcept {
 
 // ---- The end --------------------------------------------------------------------------------------------------------
 
-// NCCL cleans up in a thread of its own: it takes half a second, or until the last CUDA graph with one of its
+// NCCL cleans up in a separate thread. That takes half a second, or until the last CUDA graph with one of its
 // operations is gone.
 void Communicator::end(ncclResult_t (*by)(ncclComm_t)) noexcept {
   std::unique_lock lock(calls_, std::defer_lock);
-  // In vain: a thread is inside NCCL and waits for another rank. NCCL's abort first lets it go (seen: within a
-  // millisecond) and frees nothing before its own threads have ended (half a second).
+  // If the lock is not free, a thread inside NCCL waits for another rank. NCCL's abort first releases that thread
+  // (measured: within a millisecond) and frees memory only after its own threads have ended (half a second).
   const bool alone = lock.try_lock_for(kInside);
   const ncclComm_t comm = comm_.exchange(nullptr);
   if (comm == nullptr) return;
@@ -341,7 +341,7 @@ void Communicator::end(ncclResult_t (*by)(ncclComm_t)) noexcept {
   try {
     ended_ = on_device(device_, [comm, by] { by(comm); });
   } catch (...) {
-    by(comm);  // no thread to be had
+    by(comm);  // no thread could be started
   }
 }
 

@@ -1,13 +1,10 @@
-// The NCCL communicator of a group: set up before a deadline, called by one thread, ended by any.
+// A group's NCCL communicator: set up before a deadline, called by one thread, ended by any thread.
 //
-// It is a *blocking* communicator. A non-blocking one starts a thread of NCCL for every call, which made an all_reduce
-// of two ranks take 70 us of the caller's time instead of 13. What a blocking one costs is that calls may wait for
-// other ranks:
-//   setting up, and registering memory, run in a thread of their own, which is left to itself when the deadline passes;
-//   the first operation of a kind, and the first message to a rank, make connections inside the call. `abort` ends that
-//   wait.
-// NCCL_COMM_BLOCKING=0 in the environment makes it non-blocking all the same; then each call is polled until it is
-// done.
+// The communicator is *blocking*. A non-blocking one starts an NCCL thread for every call, which made an all_reduce of
+// two ranks take 70 us of the caller's time instead of 13. The price is that calls may wait for other ranks:
+// - Set-up and memory registration run in a separate thread, which is abandoned when the deadline passes.
+// - The first operation of a kind, and the first message to a rank, connect inside the call. `abort` ends that wait.
+// NCCL_COMM_BLOCKING=0 in the environment makes the communicator non-blocking; each call is then polled until done.
 #pragma once
 
 #include <atomic>
@@ -25,16 +22,16 @@
 
 namespace maniple::nccl_plugin {
 
-/// What a thread of its own does; copies are of the same. Not a std::future: that uses std::call_once, whose inline
-/// part may be bound to the program's copy and whose variable of the thread to the one of a C++ library inside the
-/// plugin, which crashes (seen).
+/// A handle to work in a separate thread; copies refer to the same work. Not a std::future, which uses std::call_once:
+/// its inline part may bind to the program's C++ library and its thread-local variable to a C++ library inside the
+/// plugin. That combination has crashed.
 class Task {
  public:
   Task() = default;  ///< none
   bool valid() const noexcept { return state_ != nullptr; }
-  bool wait_for(std::chrono::milliseconds time) const;  ///< whether it is done
+  bool wait_for(std::chrono::milliseconds time) const;  ///< returns whether the work is done
   void wait() const;
-  void get() const;  ///< waits, and throws what it threw
+  void get() const;  ///< waits, and rethrows the exception of the work
 
  private:
   friend Task on_device(int device, std::function<void()> body);
@@ -42,8 +39,8 @@ class Task {
   std::shared_ptr<State> state_;
 };
 
-/// Runs `body` in a thread of its own whose current device is `device`. The calling thread's stays as it is: to put it
-/// back would make a context, which takes memory, on a device that the thread may never have used.
+/// Runs `body` in a separate thread whose current device is `device`. The calling thread's device stays unchanged:
+/// switching and restoring it would create a context, which takes memory, on a device the thread may never have used.
 Task on_device(int device, std::function<void()> body);
 
 /// Throws SystemError: "cudaMalloc of 64 bytes on cuda:0 failed: out of memory".
@@ -51,8 +48,8 @@ void check_cuda(cudaError_t result, const std::string& what);
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  /// All ranks of the group call it. Throws Timeout, naming the ranks that did not arrive, Aborted, Unsupported when
-  /// NCCL refuses the group (two of its ranks use one GPU), SystemError.
+  /// Collective over the group. Throws Timeout naming the ranks that did not arrive, Aborted, SystemError, or
+  /// Unsupported when NCCL refuses the group (two of its ranks use one GPU).
   static std::shared_ptr<Communicator> make(const DeviceContext& context);
   ~Communicator() { leave(); }
   Communicator(const Communicator&) = delete;
@@ -70,24 +67,24 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     if (const ncclResult_t result = finished(comm, body(comm)); result != ncclSuccess) fail(what, result);
   }
 
-  /// Waits for `body`, in a thread of its own, which may wait for other ranks. When the deadline passes it aborts the
-  /// communicator and throws Timeout.
+  /// Runs `body`, which may wait for other ranks, in a separate thread and waits for it. When the deadline passes,
+  /// aborts the communicator and throws Timeout.
   void call_within(Deadline deadline, const char* what, std::function<void()> body);
 
-  /// Memory of this rank, known to NCCL until `deregister` or the end of the communicator. With `symmetric` all ranks
-  /// call it together, with the same number of bytes, and it waits for them.
+  /// Registers this rank's memory with NCCL until `deregister` or the end of the communicator. With `symmetric` it is
+  /// collective: all ranks call it with the same number of bytes, and it waits for them.
   void register_memory(void* memory, std::size_t bytes, bool symmetric);
   void deregister(void* memory) noexcept;
 
   DeviceFault fault() noexcept;
   void abort() noexcept;
-  /// When all that was enqueued is complete, or after abort. Waits for NCCL to clean up, for some seconds; in vain as
-  /// long as there is a CUDA graph with one of its operations.
+  /// Call when all enqueued work is complete, or after abort. Waits some seconds for NCCL to clean up, which does not
+  /// finish while a CUDA graph with one of its operations exists.
   void leave() noexcept;
 
  private:
   struct Registration {
-    void* handle = nullptr;  // of NCCL; null: NCCL wants none
+    void* handle = nullptr;  // NCCL's handle; null: NCCL needs none
     bool window = false;
   };
 
@@ -103,7 +100,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int rank_ = 0;
   int size_ = 1;
   int device_ = 0;
-  bool polled_ = false;  // non-blocking, by the user's wish
+  bool polled_ = false;  // non-blocking, by NCCL_COMM_BLOCKING=0
 
   std::timed_mutex calls_;  // held while a thread is inside NCCL with this communicator; Mutex has no try_lock_for
   std::atomic<ncclComm_t> comm_ = nullptr;
@@ -112,7 +109,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   std::atomic<bool> aborted_ = false;
   Mutex ending_;
-  Task ended_ MANIPLE_GUARDED_BY(ending_);  // valid once NCCL was asked to end it
+  Task ended_ MANIPLE_GUARDED_BY(ending_);  // valid once NCCL's clean-up was started
 };
 
 }  // namespace maniple::nccl_plugin

@@ -9,7 +9,7 @@ std::string cuda_version(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-/// What is wrong with the driver, found without initialising CUDA: a process that did must not fork any more.
+/// The problem with the driver, if any. Does not initialise CUDA, because a process that did must not fork afterwards.
 std::string driver_problem() {
   int driver = 0;
   if (::cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) return "no NVIDIA driver";
@@ -19,13 +19,14 @@ std::string driver_problem() {
   return {};
 }
 
-/// The start of the library that an address is in; null: of none.
+/// The start of the library that contains an address; null: none.
 const void* library_of(const void* address) {
   Dl_info found{};
   return address != nullptr && ::dladdr(address, &found) != 0 ? found.dli_fbase : nullptr;
 }
 
-/// Of the global symbols (`library` is RTLD_DEFAULT) those that the same library has: never functions of two NCCLs.
+/// Resolves one function. Among global symbols (`library` is RTLD_DEFAULT), accepts only functions from the library
+/// that has ncclGetVersion, so that functions of two NCCLs are never mixed.
 template <class Function>
 void take(void* library, const char* name, Function& function) {
   void* const found = ::dlsym(library, name);
@@ -44,8 +45,8 @@ NcclLibrary load() {
   NcclLibrary all;
   all.missing = driver_problem();
   if (!all.missing.empty()) return all;
-  // An NCCL that the process has among its global symbols comes first, also one inside of another library, as in some
-  // LibTorchs: those of a second one could be bound to its functions.
+  // Prefer an NCCL among the process's global symbols, even one inside another library, as in some LibTorch builds: a
+  // second NCCL's calls could be bound to the first one's functions.
   void* library = RTLD_DEFAULT;
   const bool is_global = ::dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr;
   if (!is_global) library = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
@@ -95,12 +96,12 @@ NcclLibrary load() {
 
 const NcclLibrary& nccl() {
   static const NcclLibrary* const library =
-      new NcclLibrary(load());  // kept: threads may use it while the process exits
+      new NcclLibrary(load());  // never destroyed: threads may use it while the process exits
   return *library;
 }
 
 std::string version_text(int version) {
-  const int major = version < 10000 ? version / 1000 : version / 10000;  // 2.8 and earlier counted otherwise
+  const int major = version < 10000 ? version / 1000 : version / 10000;  // 2.8 and earlier used another encoding
   const int minor = version < 10000 ? version % 1000 / 100 : version % 10000 / 100;
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(version % 100);
 }

@@ -1,9 +1,9 @@
-// The functions of NCCL, found at run time.
+// NCCL's functions, resolved at run time.
 //
-// The plugin is not linked with NCCL: it can be loaded, and say what is missing, where there is none. A process that
-// has one already (PyTorch brings its own) uses that one. Functions of later versions are null where the library has
-// none of the name; their types are written out here, so that it does not matter which version's header the plugin was
-// compiled with.
+// The plugin is not linked with NCCL, so that it loads on machines without NCCL and can report what is missing. If the
+// process has already loaded an NCCL (PyTorch brings its own), the plugin uses that one. Functions of later versions
+// are null if the library lacks them. Their types are spelled out here, so that the plugin can be compiled with an
+// older header.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -55,10 +55,10 @@ struct NcclLibrary {
                           cudaStream_t stream) = nullptr;
 
   int version = 0;      ///< of the library: 22809 is 2.28.9
-  std::string missing;  ///< empty when it can be used; otherwise one line
+  std::string missing;  ///< why NCCL cannot be used, in one line; empty if it can
 };
 
-/// Loaded with the first call, for the rest of the process.
+/// Loaded by the first call, and kept until the process ends.
 const NcclLibrary& nccl();
 
 std::string version_text(int version);  ///< "2.28.9"

@@ -1,7 +1,7 @@
-// NCCL as a plugin for memory of GPUs: each rank has a GPU of its own, in one host or in many.
+// NCCL as a plugin for GPU memory: each rank has its own GPU, on one host or several.
 //
-// Movement is done in bytes. Where NCCL has no operation (uneven parts), one is composed of others in a group, which
-// NCCL starts as one. Reductions are NCCL's own: docs/backends.md says what that means for rounding.
+// Data moves as bytes. Operations that NCCL lacks (uneven parts) are composed of other operations in an NCCL group,
+// which NCCL starts as one. NCCL does the reductions; docs/backends.md describes the effect on rounding.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -12,18 +12,18 @@
 namespace maniple::nccl_plugin {
 namespace {
 
-/// How NCCL takes a reduction.
+/// A reduction in NCCL's terms.
 struct NcclReduction {
   ncclDataType_t type = ncclUint8;
   ncclRedOp_t op = ncclSum;
-  std::size_t elements = 1;    // of `type` in one of the operation's
-  bool premultiplied = false;  // op is made for the call
+  std::size_t elements = 1;    // elements of `type` in one element of the operation
+  bool premultiplied = false;  // `op` is created for the call
 };
 
 std::optional<ncclDataType_t> type_of(DType dtype) noexcept {
   switch (dtype) {
     case DType::int8: return ncclInt8;
-    case DType::int16: return std::nullopt;  // NCCL has none
+    case DType::int16: return std::nullopt;  // NCCL lacks it
     case DType::int32: return ncclInt32;
     case DType::int64: return ncclInt64;
     case DType::uint8: return ncclUint8;
@@ -40,7 +40,7 @@ bool is_floating(DType dtype) noexcept {
   return dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32 || dtype == DType::float64;
 }
 
-/// "Or" is the largest of the bytes and "and" the smallest, whatever number stands for true.
+/// "Or" is the maximum of the bytes and "and" the minimum, whatever number represents true.
 std::optional<ncclRedOp_t> truth_op(ReduceOp::Kind kind) noexcept {
   switch (kind) {
     case ReduceOp::sum:
@@ -57,7 +57,7 @@ std::optional<NcclReduction> reduction_of(const Operation& op, int size) noexcep
   ReduceOp::Kind kind = op.reduce.kind();
   if (kind == ReduceOp::avg && !op.last_stage) kind = ReduceOp::sum;
   if (kind == ReduceOp::premul_sum && !op.first_stage) kind = ReduceOp::sum;
-  if (kind == ReduceOp::avg && op.ranks != 0 && op.ranks != size) return std::nullopt;  // NCCL divides by its own
+  if (kind == ReduceOp::avg && op.ranks != 0 && op.ranks != size) return std::nullopt;  // NCCL divides by its own size
   if (size == 1 && kind != ReduceOp::premul_sum)
     return NcclReduction{ncclUint8, ncclSum, op.element(), false};  // a copy
   const std::optional<ncclDataType_t> type = type_of(op.dtype);
@@ -75,7 +75,7 @@ std::optional<NcclReduction> reduction_of(const Operation& op, int size) noexcep
       return NcclReduction{*type, ncclSum, 1, true};
     case ReduceOp::min:
     case ReduceOp::max:
-      if (is_floating(op.dtype)) return std::nullopt;  // NCCL takes the number beside a NaN, and the NaN is lost
+      if (is_floating(op.dtype)) return std::nullopt;  // NCCL prefers numbers to NaN, so the NaN is lost
       return NcclReduction{*type, kind == ReduceOp::min ? ncclMin : ncclMax, 1, false};
     default: return std::nullopt;  // band, bor, bxor
   }
@@ -83,7 +83,8 @@ std::optional<NcclReduction> reduction_of(const Operation& op, int size) noexcep
 
 bool is_reduction(Op op) noexcept { return op == Op::reduce || op == Op::all_reduce || op == Op::reduce_scatter; }
 
-/// To its elements. (What is not would end the process's use of the device: "misaligned address".)
+/// Whether the buffers are aligned to their elements. (A "misaligned address" error would make the device unusable for
+/// the process.)
 bool is_aligned(const Operation& op, int rank) noexcept {
   const auto good = [&](const std::byte* data, std::size_t count) {
     return count == 0 || (reinterpret_cast<std::uintptr_t>(data) & (op.element() - 1)) == 0;
@@ -92,7 +93,7 @@ bool is_aligned(const Operation& op, int rank) noexcept {
   return good(op.in, op.count) && good(op.out, op.op == Op::reduce && op.root != rank ? 0 : op.count);
 }
 
-/// The factor of a premultiplied sum, as NCCL reads it: one element of the operation's type.
+/// The factor of a premultiplied sum, in the operation's element type, as NCCL reads it.
 union Factor {
   std::int8_t i8;
   std::uint8_t u8;
@@ -129,8 +130,7 @@ bool is_composed(const Operation& op) noexcept {
   }
 }
 
-/// The calls of operations and messages that NCCL starts as one: between ncclGroupStart and ncclGroupEnd, unless it is
-/// a single one.
+/// Calls that NCCL starts as one: several calls are enclosed in ncclGroupStart and ncclGroupEnd.
 class Calls {
  public:
   Calls(ncclComm_t comm, int rank, int size, bool several) : comm_(comm), rank_(rank), size_(size), several_(several) {
@@ -140,7 +140,7 @@ class Calls {
   Calls(const Calls&) = delete;
   Calls& operator=(const Calls&) = delete;
 
-  /// Starts them. The first result that is no success, if there is one.
+  /// Starts the calls. Returns the first result other than success, if any.
   ncclResult_t end() noexcept {
     if (std::exchange(ended_, true)) return result_;
     if (several_) put(nccl().group_end());
@@ -179,7 +179,7 @@ class Calls {
     if (result_ == ncclSuccess || result_ == ncclInProgress) result_ = result;
   }
 
-  // Nothing to move is no call: both sides know.
+  // An empty message needs no call: both sides know that it is empty.
   void send(const void* data, std::size_t count, int peer) {
     if (count > 0) put(nccl().send(data, count * element_, ncclUint8, peer, comm_, stream_));
   }
@@ -280,11 +280,11 @@ class Calls {
   cudaStream_t stream_ = nullptr;
   std::size_t element_ = 1;
   ncclResult_t result_ = ncclSuccess;
-  std::vector<ncclRedOp_t> made_;  // for premultiplied sums
+  std::vector<ncclRedOp_t> made_;  // reductions created for premultiplied sums
   bool ended_ = false;
 };
 
-/// Memory of the device that NCCL knows.
+/// Device memory that is registered with NCCL.
 class Memory {
  public:
   Memory(std::shared_ptr<Communicator> communicator, std::size_t bytes) : communicator_(std::move(communicator)) {
@@ -297,7 +297,7 @@ class Memory {
       throw SystemError(what + " failed: NCCL says " + describe(result), 0);
     }
   }
-  // What is enqueued may use the memory yet: freeing it by NCCL unmaps it and does not wait, where cudaFree would.
+  // Enqueued work may still use the memory. Unlike cudaFree, NCCL's free unmaps it without waiting.
   ~Memory() {
     try {
       on_device(device(), [] { ::cudaDeviceSynchronize(); }).wait();
@@ -309,7 +309,7 @@ class Memory {
           nccl().mem_free(data_);
         }
       }).wait();
-    } catch (...) {  // no thread to be had: the memory is lost
+    } catch (...) {  // no thread could be started: the memory leaks
     }
   }
   Memory(const Memory&) = delete;
@@ -337,7 +337,7 @@ class NcclPlugin final : public DevicePlugin {
  public:
   explicit NcclPlugin(const DeviceContext& context) : name_("NCCL " + version_text(nccl().version)) {
     if (!nccl().missing.empty()) throw Unsupported("the nccl backend cannot be used here: " + nccl().missing);
-    // What this rank alone can fail at comes before it waits for others.
+    // First do the steps that can fail on this rank alone, before waiting for other ranks.
     on_device(context.device, [] { check_cuda(::cudaFree(nullptr), "the first use of the device"); }).get();
     communicator_ = Communicator::make(context);
     on_device(context.device, [this] {
@@ -350,7 +350,7 @@ class NcclPlugin final : public DevicePlugin {
   std::string_view name() const noexcept override { return name_; }
 
   bool can(const Operation& operation) const noexcept override {
-    // With one rank NCCL 2.28 leaves the last of an odd number of int64 as it was.
+    // With one rank, NCCL 2.28 leaves the last element unchanged for an odd number of int64.
     if (operation.reduce.kind() == ReduceOp::premul_sum && communicator_->size() == 1) return false;
     if (is_reduction(operation.op)) return reduction_of(operation, communicator_->size()).has_value();
     return operation.op != Op::send && operation.op != Op::recv && operation.op != Op::allocate;
@@ -368,7 +368,7 @@ class NcclPlugin final : public DevicePlugin {
     return false;
   }
 
-  // Collected here and not inside NCCL, whose groups belong to a thread and cannot be given up half-way.
+  // Batches are collected here, because NCCL's groups are bound to a thread and cannot be abandoned halfway.
   void begin_batch() override {
     batch_.clear();
     batching_ = true;
@@ -384,7 +384,7 @@ class NcclPlugin final : public DevicePlugin {
 
   bool has_messages() const noexcept override { return true; }
   void enqueue_messages(std::span<const DeviceMessage> messages, void* stream) override {
-    int unmatched = 0;  // to this rank itself
+    int unmatched = 0;  // messages to this rank itself
     for (const DeviceMessage& message : messages)
       if (message.peer == communicator_->rank()) unmatched += message.send ? 1 : -1;
     if (unmatched != 0)
@@ -425,7 +425,7 @@ class NcclPlugin final : public DevicePlugin {
 
   std::string name_;
   std::shared_ptr<Communicator> communicator_;
-  std::unique_ptr<Memory> word_;  // that a barrier reduces
+  std::unique_ptr<Memory> word_;  // reduced by a barrier
   bool batching_ = false;
   std::vector<Operation> batch_;
 };
