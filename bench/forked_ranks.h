@@ -1,5 +1,5 @@
-// Ranks for the limit programs: forked processes with one shared mapping and a barrier of flags. Nothing of Maniple
-// is in here, on purpose: it is the yardstick.
+// Ranks for the limit programs: forked processes with one shared mapping and a barrier of flags. Deliberately avoids
+// Maniple's communication code, because these programs are its yardstick.
 #pragma once
 
 #include <sched.h>
@@ -21,7 +21,7 @@
 
 namespace maniple::bench {
 
-/// Anonymous memory that forked children share. Never unmapped: the programs end soon after.
+/// Anonymous memory shared with forked children. Never unmapped, because the programs end soon after.
 inline std::byte* shared_memory(std::size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw_system_error("mmap of shared memory");
@@ -35,7 +35,7 @@ struct alignas(64) Flag {
 
   void publish(std::uint64_t next) noexcept { value.store(next, std::memory_order_release); }
 
-  /// Spins briefly, then gives the core away: there may be more ranks than cores.
+  /// Spins briefly, then yields the core: there may be more ranks than cores.
   void await(std::uint64_t target) const noexcept {
     for (int spins = 0; value.load(std::memory_order_acquire) < target; ++spins) {
       if (spins > 2000) sched_yield();
@@ -56,10 +56,10 @@ class FlagBarrier {
  private:
   int ranks_;
   Flag* flags_;
-  std::uint64_t epoch_ = 0;  // each process counts for itself
+  std::uint64_t epoch_ = 0;  // counted separately in each process
 };
 
-/// The largest of all ranks' numbers.
+/// Computes the maximum over all ranks' numbers.
 class SharedLargest {
  public:
   explicit SharedLargest(int ranks)
@@ -80,7 +80,7 @@ class SharedLargest {
   Flag* slots_;
 };
 
-/// Runs `body(rank)` in one process per rank, rank 0 here. Returns the exit status of the program.
+/// Runs `body(rank)` in one process per rank, rank 0 in this process. Returns the program's exit status.
 inline int run_forked(int ranks, const std::function<void(int)>& body) {
   const auto guarded = [&](int rank) {
     try {

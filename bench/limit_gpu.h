@@ -1,4 +1,4 @@
-// The kernel of limit_gpu: the program is C++20, nvcc compiles C++17, and this is what both see.
+// The interface between limit_gpu (C++20) and its kernel, which nvcc compiles as C++17.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,23 +7,23 @@
 
 namespace maniple::bench {
 
-constexpr int kMostRanks = 8, kMostBlocks = 264, kThreads = 512;  // threads of a block
-constexpr int kSteps = 2;  // ranks wait for each other before the sum, and after it
+constexpr int kMostRanks = 8, kMostBlocks = 264, kThreads = 512;  // threads per block
+constexpr int kSteps = 2;                                         // ranks wait for each other before and after the sum
 
-/// What each rank's memory holds behind the data: a number from every block of every rank, for each step.
+/// Follows the data in each rank's memory: a number from every block of every rank, for each step.
 struct Arrivals {
   unsigned number[kSteps][kMostRanks][kMostBlocks];
 };
 
-/// The memory of all ranks, as this one maps it.
+/// All ranks' memory, as mapped by this rank.
 struct MappedRanks {
   float4* data[kMostRanks];
   Arrivals* arrivals[kMostRanks];
   int count, self;
 };
 
-/// Enqueues the kernel: this rank's slice, from `begin` to `end`, of all ranks' data becomes its sum. `number` is one
-/// more than in the call before, and `blocks` the same on all ranks. 1, 2, 4 or 8 ranks.
+/// Enqueues the kernel, which replaces this rank's slice [begin, end) of all ranks' data by the sum over the ranks.
+/// `number` is one more than in the previous call; `blocks` is the same on all ranks. For 1, 2, 4 or 8 ranks.
 cudaError_t enqueue_reduce(const MappedRanks& ranks, std::size_t begin, std::size_t end, unsigned number, int blocks,
                            cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// Options of the examples: pairs "--name value" go into variables; "--name" alone makes a bool true.
+// Parses the examples' options: "--name value" sets a variable, and "--name" alone sets a bool to true.
 #pragma once
 
 #include <map>
@@ -8,7 +8,7 @@
 
 using Place = std::variant<std::string*, std::size_t*, double*, bool*>;
 
-/// "cpu", "cuda" (the GPU of this rank) or "cuda:1", as torch::Device understands it; for programs on LibTorch.
+/// "cpu", "cuda" (this rank's GPU) or "cuda:1" as a torch::Device, for programs that use LibTorch.
 template <class Device>
 Device device_named(const std::string& name, int local_rank, std::size_t gpus) {
   const Device device(name);

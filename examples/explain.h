@@ -1,5 +1,5 @@
-// --explain: what each rank holds and what it sends in a step, printed before training starts. Bytes are computed, not
-// measured; the programs compare what they sent in every step with it.
+// --explain: prints each rank's memory and traffic per step before training starts. The bytes are computed; the
+// programs compare them with the bytes actually sent in every step.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@
 
 struct Traffic {
   std::string what = {};       ///< "activations to rank 1"
-  std::uint64_t messages = 0;  ///< or collectives, in a step
-  std::uint64_t bytes = 0;     ///< that this rank gives to all of them
+  std::uint64_t messages = 0;  ///< messages or collectives per step
+  std::uint64_t bytes = 0;     ///< this rank's bytes in all of them together
 };
 
-/// Of one rank.
+/// The explanation of one rank.
 struct Explanation {
   std::string holds = {};  ///< "layers 0 to 2"
   std::uint64_t parameters = 0, parameter_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0, activation_bytes = 0;
   std::vector<Traffic> traffic = {};
 
-  /// Counts those that modules share once. AdamW keeps two numbers for each that is trained.
+  /// Counts the parameters; shared ones count once. AdamW keeps two numbers per trained parameter.
   void count(const std::vector<torch::Tensor>& all) {
     std::set<const void*> seen;
     for (const torch::Tensor& one : all) {
@@ -54,14 +54,14 @@ struct Explanation {
   }
 };
 
-/// Rank 0 prints those of all ranks. Collective.
+/// Rank 0 prints all ranks' explanations. Collective.
 inline void print_explanations(const Explanation& mine) {
   for (const std::string& text : maniple::gather_object(mine.text(maniple::get_rank())))
     std::printf("%s", text.c_str());
   std::fflush(stdout);
 }
 
-/// Throws if a step sent something else than was said.
+/// Throws if the bytes sent in a step differ from the explained bytes.
 inline void require_as_explained(const char* what, std::uint64_t explained, std::uint64_t measured) {
   if (explained != measured) {
     throw std::runtime_error("rank " + std::to_string(maniple::get_rank()) + ": " + what + ": " +

@@ -1,14 +1,14 @@
-// A small GPT over bytes, as a Sequential: the embedding, layers, and the head. The examples train this one model in
+// A small GPT over bytes, as a Sequential: the embedding, layers, and the head. The examples train this model in
 // several layouts.
 //
 //   torch::nn::Sequential net = models::byte_gpt({.block = 64, .width = 128, .layers = 3, .heads = 4});
-//   // [batch, places] of bytes -> [batch, places, 256]: what may come next
+//   // bytes [batch, places] -> scores of the next byte [batch, places, 256]
 //   auto scores = net->forward(text);
 //   auto loss = models::byte_loss(scores, next);
 //
-// Weights are drawn in the order, and have the names, of the tensor-parallel model
-// (maniple::nn::ParallelTransformerBlock and its like): with the same seed the two are the same model, and a checkpoint
-// of one is a checkpoint of the other.
+// Weights have the same names as in the tensor-parallel model (maniple::nn::ParallelTransformerBlock and related
+// modules) and are drawn in the same order. With the same seed the two models are therefore identical, and checkpoints
+// are interchangeable.
 #pragma once
 
 #include <cmath>
@@ -22,20 +22,20 @@
 namespace models {
 
 struct ByteGptOptions {
-  std::int64_t block = 64;   ///< bytes that it sees
-  std::int64_t width = 128;  ///< of an embedding; a multiple of `heads`
+  std::int64_t block = 64;   ///< context length in bytes
+  std::int64_t width = 128;  ///< width of an embedding; a multiple of `heads`
   std::int64_t layers = 3;
   std::int64_t heads = 4;
-  bool tied = false;  ///< the head's weight is the embedding's, the same tensor
+  bool tied = false;  ///< the head and the embedding share one weight tensor
 };
 
-/// Bytes and their places.
+/// Embeds bytes and their places.
 struct GptEmbeddingImpl : torch::nn::Module {
   explicit GptEmbeddingImpl(const ByteGptOptions& options)
       : bytes(register_module("bytes", torch::nn::Embedding(maniple::ByteText::kVocabulary, options.width))),
         places(register_module("places", torch::nn::Embedding(options.block, options.width))) {
     const torch::NoGradGuard no_grad;
-    if (options.tied) bytes->weight.mul_(0.1);  // as the head's, it would be large
+    if (options.tied) bytes->weight.mul_(0.1);  // otherwise too large as the head's weight
   }
   torch::Tensor forward(const torch::Tensor& text) {
     return bytes(text) + places(torch::arange(text.size(1), text.device()));
@@ -44,7 +44,7 @@ struct GptEmbeddingImpl : torch::nn::Module {
 };
 TORCH_MODULE(GptEmbedding);
 
-/// Every place looks at itself and at the places before it.
+/// Causal attention: every place attends to itself and to earlier places.
 struct GptAttentionImpl : torch::nn::Module {
   GptAttentionImpl(std::int64_t width, std::int64_t heads) : heads_(heads) {
     query = register_module("query", torch::nn::Linear(width, width));
@@ -89,9 +89,9 @@ struct GptLayerImpl : torch::nn::Module {
 };
 TORCH_MODULE(GptLayer);
 
-/// A score for each byte that may come next.
+/// Computes a score for each possible next byte.
 struct GptHeadImpl : torch::nn::Module {
-  /// `tied`: the weight; undefined: one of its own.
+  /// `tied`: the shared weight; undefined: the head gets its own.
   explicit GptHeadImpl(std::int64_t width, torch::Tensor tied = {}) {
     if (!tied.defined()) {
       tied = torch::nn::Linear(torch::nn::LinearOptions(width, maniple::ByteText::kVocabulary).bias(false))->weight;
@@ -116,9 +116,9 @@ inline torch::nn::Sequential byte_gpt(const ByteGptOptions& options) {
   return net;
 }
 
-/// About how many bytes layers `begin` to `end` of the Sequential keep in float32 between forward and backward, for so
-/// many rows. Of each place the layers keep 4 times the width for norms, and 12 times it and a score for each place and
-/// head inside; `ranks` divide the latter.
+/// Approximate bytes of float32 activations that layers [begin, end) of the Sequential keep between forward and
+/// backward, for a batch of `rows`. For each place, a layer keeps 4 times the width for norms and residuals. Attention
+/// and MLP keep another 12 times the width and one score per place and head; `ranks` divide this part.
 inline std::uint64_t activation_bytes(const ByteGptOptions& options, std::int64_t begin, std::int64_t end,
                                       std::int64_t rows, std::int64_t ranks = 1) {
   const std::int64_t places = rows * options.block;
@@ -126,7 +126,7 @@ inline std::uint64_t activation_bytes(const ByteGptOptions& options, std::int64_
   std::int64_t numbers = 0;
   for (std::int64_t layer = begin; layer < end; ++layer) {
     if (layer == 0) {
-      numbers += 2 * places;  // the text, in 8 bytes each
+      numbers += 2 * places;  // the text, 8 bytes per place
     } else if (layer <= options.layers) {
       numbers += places * (4 * options.width + inside / ranks);
     } else {
@@ -136,7 +136,7 @@ inline std::uint64_t activation_bytes(const ByteGptOptions& options, std::int64_
   return static_cast<std::uint64_t>(4 * numbers);
 }
 
-/// The mean over all places of a batch.
+/// The mean loss over all places of a batch.
 inline torch::Tensor byte_loss(const torch::Tensor& scores, const torch::Tensor& next) {
   return torch::cross_entropy_loss(scores.flatten(0, 1), next.flatten());
 }

@@ -1,16 +1,16 @@
-// GPT-2, with the names and layouts of Hugging Face's GPT2LMHeadModel, so that its weights load as they are.
+// GPT-2, with the names and layouts of Hugging Face's GPT2LMHeadModel, so that its weights load without conversion.
 //
 //   models::Gpt2 net(models::gpt2_small());
-//   // what the Hub has as openai-community/gpt2
+//   // the Hub's openai-community/gpt2
 //   maniple::load_weights(*net, "gpt2/", {.rename = models::kGpt2Renames});
 //   for (const auto id : net->generate({464, 2068, 7586}, {.length = 20})) ...
 //
-// It works on token ids: text is made into ids, and ids into text, by a tokenizer of the program's own.
+// The model works on token ids; the program needs its own tokenizer to convert between text and ids.
 //
-// Files. What GPT2LMHeadModel.save_pretrained writes has these names ("transformer.wte.weight"). Those of the Hub, of
-// GPT2Model, lack "transformer.", and both may hold causal masks ("attn.bias"), which are computed here; kGpt2Renames
-// adds the one and leaves out the others. "lm_head.weight" is the embedding "transformer.wte.weight" under a second
-// name (tied): it is not kept here.
+// Files written by GPT2LMHeadModel.save_pretrained use the same names ("transformer.wte.weight"). The Hub's files come
+// from GPT2Model and lack the prefix "transformer.". Both may contain causal masks ("attn.bias"), which are computed
+// here. kGpt2Renames adds the prefix and drops the masks. "lm_head.weight" is the embedding "transformer.wte.weight"
+// under a second name (tied), so it is dropped, too.
 //
 // Linear layers are Hugging Face's Conv1D: y = x W + b with W of shape [in, out], the transpose of torch::nn::Linear's.
 #pragma once
@@ -30,8 +30,8 @@ namespace models {
 
 struct Gpt2Options {
   std::int64_t vocabulary = 50257;
-  std::int64_t positions = 1024;  ///< tokens that it sees at most
-  std::int64_t width = 768;       ///< of an embedding; a multiple of `heads`
+  std::int64_t positions = 1024;  ///< maximum context length in tokens
+  std::int64_t width = 768;       ///< width of an embedding; a multiple of `heads`
   std::int64_t layers = 12;
   std::int64_t heads = 12;
   double dropout = 0.1;
@@ -42,14 +42,14 @@ inline Gpt2Options gpt2_medium() { return {.width = 1024, .layers = 24, .heads =
 inline Gpt2Options gpt2_large() { return {.width = 1280, .layers = 36, .heads = 20}; }
 inline Gpt2Options gpt2_xl() { return {.width = 1600, .layers = 48, .heads = 25}; }
 
-/// For LoadWeightsOptions::rename, from names in files of the Hub to those here; names that are right already stay.
-/// Masks, and the embedding under its second name, become empty, which leaves them out.
+/// For LoadWeightsOptions::rename: maps names in the Hub's files to the names here; names that already match stay.
+/// Masks and the embedding's second name map to the empty name, which drops them.
 inline const std::vector<std::pair<std::string, std::string>> kGpt2Renames = {
     {R"(^(wte|wpe|ln_f|h\.[0-9]+)\.)", R"(transformer.\1.)"},
     {R"(^transformer\.h\.[0-9]+\.attn\.(masked_)?bias$)", ""},
     {R"(^lm_head\.weight$)", ""}};
 
-/// Keys and values of the tokens so far, for each layer: what generate() need not compute again.
+/// Keys and values of the tokens so far, for each layer, so that generate() does not recompute them.
 struct Gpt2Cache {
   struct Layer {
     torch::Tensor key, value;  ///< [batch, heads, tokens, width / heads]
@@ -59,11 +59,11 @@ struct Gpt2Cache {
 };
 
 struct GenerateOptions {
-  std::size_t length = 50;  ///< how many tokens are added
-  std::int64_t top_k = 1;   ///< drawn from the so many most probable ones; 1: always the best (greedy); 0: from all
-  double temperature = 1;   ///< above 1: more surprising; below: less
-  std::uint64_t seed = 0;   ///< of what is drawn, by a generator of its own
-  std::int64_t end_of_text = -1;  ///< ends with this token (50256 for GPT-2's vocabulary); -1: only with the length
+  std::size_t length = 50;        ///< maximum number of tokens to add
+  std::int64_t top_k = 1;         ///< sample from the `top_k` most probable tokens; 1: greedy; 0: from all tokens
+  double temperature = 1;         ///< above 1: more varied; below 1: less varied
+  std::uint64_t seed = 0;         ///< of a separate random generator
+  std::int64_t end_of_text = -1;  ///< stop at this token (50256 in GPT-2's vocabulary); -1: stop only at `length`
 };
 
 namespace gpt2 {
@@ -153,7 +153,7 @@ struct TransformerImpl : torch::nn::Module {
     const torch::NoGradGuard no_grad;
     wte->weight.normal_(0, 0.02);
     wpe->weight.normal_(0, 0.02);
-    // What is added to the residual stream, once for each of its 2 x layers summands.
+    // Scale the weights that write to the residual stream, which has 2 x layers summands.
     for (const auto& item : named_parameters())
       if (item.key().find("c_proj.weight") != std::string::npos)
         item.value().div_(std::sqrt(2.0 * static_cast<double>(o.layers)));
@@ -186,8 +186,8 @@ struct Gpt2Impl : torch::nn::Module {
                                   std::to_string(o.heads) + " heads");
   }
 
-  /// Ids [batch, tokens], int64, to logits [batch, tokens, vocabulary]: what may come after each token. At most
-  /// options.positions tokens, those in the cache included.
+  /// Maps int64 ids [batch, tokens] to logits [batch, tokens, vocabulary] of the token after each one. At most
+  /// options.positions tokens, including the cached ones.
   torch::Tensor forward(const torch::Tensor& ids, Gpt2Cache* cache = nullptr) {
     const std::int64_t tokens = ids.size(1) + (cache != nullptr ? cache->tokens : 0);
     if (tokens > options.positions)
@@ -196,7 +196,7 @@ struct Gpt2Impl : torch::nn::Module {
     return torch::linear(transformer->forward(ids, cache), transformer->wte->weight);
   }
 
-  /// The ids, and those that it writes behind them. Dropout is off meanwhile.
+  /// Returns `ids` followed by the generated ids. Dropout is off meanwhile.
   std::vector<std::int64_t> generate(std::vector<std::int64_t> ids, const GenerateOptions& how = {}) {
     if (ids.empty()) throw std::invalid_argument("Gpt2: generate() needs at least one token to begin with");
     const torch::NoGradGuard no_grad;
@@ -205,7 +205,8 @@ struct Gpt2Impl : torch::nn::Module {
     const auto generator = at::detail::createCPUGenerator(how.seed);
     Gpt2Cache cache;
     for (std::size_t i = 0; i < how.length; ++i) {
-      // The first time the whole text, then the latest token; beyond what it sees, the latest part of the text anew.
+      // Evaluate the whole text first, then only the latest token. Once the text exceeds the context, evaluate its
+      // latest part again for every token.
       const auto size = static_cast<std::int64_t>(ids.size());
       if (size > options.positions) cache = {};
       const std::int64_t begin = cache.tokens > 0 ? size - 1 : std::max<std::int64_t>(0, size - options.positions);

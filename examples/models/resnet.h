@@ -1,16 +1,16 @@
-// ResNet 18, 34 and 50, with the names and layouts of torchvision, so that its weights load as they are.
+// ResNet 18, 34 and 50, with torchvision's names and layouts, so that its weights load without conversion.
 //
 //   models::ResNet net(models::resnet50());
 //   maniple::load_weights(*net, "resnet50.pth");                                         // of torchvision
-//   // what the Hub has as microsoft/resnet-50
+//   // the Hub's microsoft/resnet-50
 //   maniple::load_weights(*net, "resnet-50/", {.rename = models::kResNetRenames});
 //   net->eval();
 //   auto classes = net->forward(pictures);                             // [batch, 3, 224, 224] -> [batch, 1000]
 //
-// Pictures are RGB in 0 .. 1, less the mean {0.485, 0.456, 0.406}, over the deviation {0.229, 0.224, 0.225} of
-// ImageNet. For another number of classes, load before `replace_head(10)`.
+// Pictures are RGB in 0 .. 1, normalised with ImageNet's mean {0.485, 0.456, 0.406} and standard deviation {0.229,
+// 0.224, 0.225}. For another number of classes, load the weights first, then call `replace_head(10)`.
 //
-// In the block of ResNet-50 the stride is that of the 3 x 3 convolution ("version 1.5"), as in torchvision and in
+// In ResNet-50's blocks the 3 x 3 convolution has the stride ("version 1.5"), as in torchvision and
 // microsoft/resnet-50.
 #pragma once
 
@@ -25,17 +25,17 @@
 namespace models {
 
 struct ResNetOptions {
-  std::array<std::int64_t, 4> blocks = {2, 2, 2, 2};  ///< in each of the four stages
+  std::array<std::int64_t, 4> blocks = {2, 2, 2, 2};  ///< blocks in each of the four stages
   bool bottleneck = false;  ///< blocks of three convolutions (1 x 1, 3 x 3, 1 x 1) rather than two of 3 x 3
   std::int64_t classes = 1000;
-  std::int64_t channels = 3;  ///< of a picture
-  std::int64_t width = 64;    ///< channels of the first stage; each stage has twice those of the one before
+  std::int64_t channels = 3;  ///< channels of a picture
+  std::int64_t width = 64;    ///< channels of the first stage; each further stage doubles them
 };
 inline ResNetOptions resnet18() { return {}; }
 inline ResNetOptions resnet34() { return {.blocks = {3, 4, 6, 3}}; }
 inline ResNetOptions resnet50() { return {.blocks = {3, 4, 6, 3}, .bottleneck = true}; }
 
-/// For LoadWeightsOptions::rename, from the names of Hugging Face's ResNetForImageClassification.
+/// For LoadWeightsOptions::rename: maps the names of Hugging Face's ResNetForImageClassification.
 inline const std::vector<std::pair<std::string, std::string>> kResNetRenames = {
     {R"(^resnet\.embedder\.embedder\.convolution\.)", "conv1."},
     {R"(^resnet\.embedder\.embedder\.normalization\.)", "bn1."},
@@ -61,7 +61,7 @@ inline torch::nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int
   return made;
 }
 
-/// Two or three convolutions, added to what went in (by a 1 x 1 convolution where the shape changes).
+/// Two or three convolutions, added to the input (through a 1 x 1 convolution if the shape changes).
 struct BlockImpl : torch::nn::Module {
   BlockImpl(std::int64_t in, std::int64_t width, std::int64_t stride, bool bottleneck)
       : conv1(register_module("conv1", convolution(in, width, bottleneck ? 1 : 3, bottleneck ? 1 : stride))),
@@ -111,15 +111,15 @@ struct ResNetImpl : torch::nn::Module {
     fc = register_module("fc", torch::nn::Linear(in, options.classes));
   }
 
-  /// Pictures [batch, channels, height, width] to logits [batch, classes].
+  /// Maps pictures [batch, channels, height, width] to logits [batch, classes].
   torch::Tensor forward(torch::Tensor x) {
     x = torch::max_pool2d(torch::relu(bn1(conv1(x))), 3, 2, 1);
     for (auto& layer : layers) x = layer->forward(x);
     return fc(torch::adaptive_avg_pool2d(x, {1, 1}).flatten(1));
   }
 
-  /// A last layer for so many classes, with fresh weights: to go on from pretrained ones. Before an optimizer or
-  /// DistributedDataParallel takes the parameters.
+  /// Replaces the last layer by one for `classes` with fresh weights, to fine-tune pretrained weights. Call before an
+  /// optimizer or DistributedDataParallel takes the parameters.
   void replace_head(std::int64_t classes) {
     const auto like = fc->weight;
     fc = replace_module("fc", torch::nn::Linear(like.size(1), classes));

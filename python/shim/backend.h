@@ -1,8 +1,7 @@
 // The backend "maniple" of torch.distributed.
 //
-// Since PyTorch 2.0 a backend derives from c10d::Backend, before it was c10d::ProcessGroup; the operations are the
-// same. Methods that only some versions have are not marked `override`: they override where there is something to
-// override.
+// A backend derives from c10d::Backend since PyTorch 2.0, and from c10d::ProcessGroup before; the operations are the
+// same. Methods that exist only in some versions are not marked `override`.
 #pragma once
 
 #include <atomic>
@@ -34,12 +33,12 @@ using BasePointer = c10::intrusive_ptr<Base>;
 using StorePointer = c10::intrusive_ptr<c10d::Store>;
 using OptionsPointer = c10::intrusive_ptr<Base::Options>;
 
-/// Python copies what it gets as the options of a group, which the base class does not allow.
+/// Python copies a group's options, which the base class does not allow.
 struct BackendOptions : Base::Options {
   explicit BackendOptions(Milliseconds limit) : Base::Options("maniple", limit) {}
 };
 
-/// Whether this version's groups are split by their backends. (Those of others, if at all, by NCCL alone.)
+/// Whether this PyTorch version splits groups through their backends. (Other versions split only NCCL's, if any.)
 template <class B>
 concept Splits = requires(B& backend, const StorePointer& store, const std::vector<int>& ranks,
                           const OptionsPointer& options) { backend.split(store, ranks, options); };
@@ -54,7 +53,7 @@ using TensorLists = std::vector<Tensors>;
 #endif
 class Backend : public Base {
  public:
-  /// Takes the group, whose default time limit this is.
+  /// Takes ownership of the group; `timeout_s` is its default time limit.
   Backend(maniple_group* group, int rank, int size, double timeout_s);
   ~Backend() override;
 
@@ -94,33 +93,33 @@ class Backend : public Base {
   void endCoalescing(std::vector<WorkPointer>& works) override;
 #endif
 
-  // Every collective has the number that Maniple's messages show, from 1.
+  // Collectives are numbered from 1, as in Maniple's messages.
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
 
   virtual void setTimeout(Milliseconds timeout) { options_->timeout = timeout; }
-  /// What Python shows as `options`: a time limit that is set there counts, too.
+  /// Python's `options` of the group. A time limit set there takes effect, too.
   virtual OptionsPointer getBackendOptions() { return options_; }
   virtual bool supportsSplitting() const { return Splits<Base>; }
-  /// A group of some of this one's ranks, which alone have a part in it; null on the others. PyTorch calls this for
-  /// each type of device, and gets the same group.
+  /// Creates a group of some of this group's ranks; null on the other ranks, which do not take part. PyTorch calls this
+  /// once per device type, and gets the same group.
   virtual BasePointer split(const StorePointer& store, const std::vector<int>& ranks, const OptionsPointer& options);
-  /// A group that meets in a store: this one's ranks are among its ranks.
+  /// Creates a group that includes this group's ranks and connects through `store`.
   virtual BasePointer merge(const StorePointer& store, const OptionsPointer& options, const int& rank, const int& size);
-  virtual void eagerConnectSingleDevice(at::Device) {}  // connected when it was made
+  virtual void eagerConnectSingleDevice(at::Device) {}  // connected since its construction
   virtual void abort();
   virtual void shutdown();
   virtual bool supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }  // -1 is the CPU
-  /// Registered memory. Collective.
+  /// Allocates registered memory. Collective.
   virtual at::Tensor allocateTensor(long size, at::TensorOptions options);
-  /// Moves a contiguous tensor that has its storage for itself, and whoever shares that storage, to registered memory.
-  /// Collective: it allocates the memory in any case, and returns false where the tensor is not of that kind. Pointers
-  /// into the old memory dangle.
+  /// Moves a contiguous tensor that fills its storage, and all tensors that share the storage, to registered memory.
+  /// Collective: always allocates the memory, and returns false if the tensor is not of that kind. Pointers into the
+  /// old memory dangle.
   bool move_to_registered(const at::Tensor& tensor);
-  /// An average over the ranks, in place, in this thread: nothing is handed to another.
+  /// Averages over the ranks, in place and in the calling thread.
   void average_here(const at::Tensor& tensor);
 
-  /// The engine of the group, and its device.
+  /// The group's engine and device.
   struct Choice {
     std::string engine = "native";
     int device = -1;
@@ -132,21 +131,21 @@ class Backend : public Base {
 
  private:
   double limit(Milliseconds timeout) const;
-  /// Calls a collective of so many bytes.
+  /// Calls a collective on `bytes` bytes.
   WorkPointer call(c10d::OpType type, const char* title, std::size_t bytes, Milliseconds timeout, Operation operation);
   WorkPointer message(c10d::OpType type, const char* title, const Memory& memory, int peer, int tag);
   WorkPointer allreduce_of_sparse(const at::Tensor& tensor, const c10d::AllreduceOptions& options);
   WorkPointer note(WorkPointer work);
   void require_ranks(const char* op, std::size_t count) const;
-  /// Here, and not when the operation runs: then the call itself fails.
+  /// Checked before the operation runs, so that the call itself fails.
   int require_root(const char* op, int64_t root) const;
 
   std::shared_ptr<Engine> engine_;
   c10::intrusive_ptr<BackendOptions> options_;
   Choice choice_;
-  StorePointer split_store_;                     // of the last split, which tells one from the next,
-  c10::weak_intrusive_ptr<Base> split_backend_;  // and its group
-  std::map<std::string, int> split_names_;       // how many had a name
+  StorePointer split_store_;                     // the last split's store, which identifies the split
+  c10::weak_intrusive_ptr<Base> split_backend_;  // the last split's group
+  std::map<std::string, int> split_names_;       // number of splits per name
   std::atomic<uint64_t> sequence_{0};
   bool coalescing_ = false;
   std::vector<WorkPointer> coalesced_;

@@ -1,4 +1,4 @@
-// What the operations of the backend share: sizes, lists of counts, several operations as one.
+// Functions shared by the backend's operations: sizes, lists of counts, several operations as one.
 #pragma once
 
 #include <string>
@@ -10,8 +10,7 @@
 
 namespace maniple_torch {
 
-// Operations up to this many bytes are deferred (work.h): with larger ones, a change of threads costs nothing that
-// counts.
+// Operations up to this many bytes are deferred (work.h); for larger ones the cost of a thread switch is negligible.
 inline constexpr std::size_t kDeferredBytes = std::size_t{256} << 10;
 
 inline std::size_t bytes_of(const Memory& memory) { return memory.flat.defined() ? memory.flat.nbytes() : 0; }
@@ -44,7 +43,7 @@ inline std::vector<std::size_t> counts_of_splits(const char* op, const char* whi
   return counts;
 }
 
-/// Several operations as one: they run in order, so the work of the last is that of all.
+/// Runs several operations as one. They run in order, so the last one's work stands for all.
 template <class One>
 maniple_error* run_all(std::size_t count, maniple_work** work, One&& one) {
   for (std::size_t i = 0; i < count; ++i) {
@@ -56,7 +55,7 @@ maniple_error* run_all(std::size_t count, maniple_work** work, One&& one) {
   return nullptr;
 }
 
-/// Where the tensors of an operation are. Refuses those of several devices.
+/// The device of an operation's tensors. Refuses tensors on different devices.
 inline at::Device device_of(const char* op, const Operation& operation) {
   const at::Tensor* first = nullptr;
   for (const auto* list : {&operation.tensors, &operation.outputs}) {

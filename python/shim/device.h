@@ -1,9 +1,7 @@
-// Operations on tensors of a GPU. They are enqueued when they are called: after what the current stream holds, on a
-// stream of the group's own. Work.wait() makes the current stream wait for them, and the host goes on, as with
-// PyTorch's NCCL.
+// Operations on GPU tensors. A call enqueues the operation on the group's own stream, after the current stream's work.
+// Work.wait() makes the current stream wait for the operation while the host goes on, as with PyTorch's NCCL.
 //
-// The only file behind which PyTorch's CUDA is seen. Where PyTorch has none (MANIPLE_TORCH_CUDA is not defined), there
-// are no such tensors.
+// Only device.cpp uses PyTorch's CUDA. Without it (MANIPLE_TORCH_CUDA is not defined), GPU tensors do not exist.
 #pragma once
 
 #include <memory>
@@ -14,7 +12,7 @@ namespace maniple_torch {
 
 bool built_for_cuda();
 
-/// Calls an operation whose tensors are on a GPU; a collective after those before it. It is enqueued when this returns.
+/// Calls an operation whose tensors are on a GPU; collectives keep the order of calls. It is enqueued on return.
 c10::intrusive_ptr<c10d::Work> run_on_gpu(const std::shared_ptr<Engine>& engine, int rank, c10d::OpType type,
                                           const char* title, at::Device device, Operation operation);
 

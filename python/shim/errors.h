@@ -1,4 +1,4 @@
-// Errors of Maniple as exceptions that Python sees as classes of maniple_torch: PeerLost, Timeout, ...
+// Maniple's errors as exceptions with Python classes in maniple_torch: PeerLost, Timeout, ...
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace maniple_torch {
 
 inline constexpr int kErrorKinds = MANIPLE_UNSUPPORTED + 1;
 
-/// PyTorch asks such an exception for its class in Python, also where it passes through autograd (backward of DDP).
+/// An exception whose Python class PyTorch queries, even if it passes through autograd (backward of DDP).
 class Failure : public torch::PyTorchError {
  public:
   Failure(int kind, const std::string& text) : torch::PyTorchError(text), kind_(kind) {}
@@ -21,12 +21,12 @@ class Failure : public torch::PyTorchError {
   int kind_;
 };
 
-/// The classes, by number of maniple/c.h. Set once, when the module is imported.
+/// Sets the Python class for an error number of maniple/c.h. Called once per number, when the module is imported.
 void set_python_type(int kind, PyObject* type);
 
-/// Null for null; frees the error.
+/// Converts and frees the error; null for null.
 std::exception_ptr exception_of(maniple_error* error);
-/// Throws it, if there is one.
+/// Throws the error's exception, if `error` is not null.
 void check(maniple_error* error);
 
 [[noreturn]] inline void refuse(const std::string& text) { throw Failure(MANIPLE_INVALID_ARGUMENT, text); }

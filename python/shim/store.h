@@ -1,4 +1,4 @@
-// The store that torch.distributed hands to a backend, as the one of maniple/c.h.
+// Adapts the store that torch.distributed passes to a backend to the store of maniple/c.h.
 #pragma once
 
 #include <string>

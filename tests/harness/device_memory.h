@@ -1,4 +1,4 @@
-// Memory for tests of operations on a GPU: MANIPLE_TEST_DEVICE=cuda runs the tests of the host's operations on it.
+// Memory for tests. MANIPLE_TEST_DEVICE=cuda runs the host operations' tests on GPU memory.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +8,13 @@
 
 namespace maniple::harness {
 
-/// The device whose memory the buffers of tests are: cpu if MANIPLE_TEST_DEVICE is unset.
+/// The device of the tests' buffers: cpu if MANIPLE_TEST_DEVICE is unset.
 Device test_device();
 
-/// Memory that the host reaches, and the GPU as well where test_device() is one (managed memory).
+/// Memory that the host can access, and also the GPU if test_device() is a GPU (managed memory).
 std::shared_ptr<std::byte> test_memory(std::size_t bytes);
 
-/// Waits for all that this process has enqueued on the GPU; nothing on the CPU.
+/// Waits for all work that this process has enqueued on the GPU; does nothing on the CPU.
 void synchronize_device();
 
 }  // namespace maniple::harness

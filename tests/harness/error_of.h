@@ -1,4 +1,4 @@
-// The text of the InvalidArgument that a call throws; "no error" when it throws nothing.
+// Returns the text of the InvalidArgument that a call throws, or "no error".
 #pragma once
 
 #include <string>

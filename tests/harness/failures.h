@@ -1,4 +1,4 @@
-// Failed assertions, as they happen, in any thread: who listens can end a run at the first one.
+// Reports failed assertions of any thread as they happen, so that a run can end at the first one.
 #pragma once
 
 #include <functional>
@@ -12,8 +12,8 @@ struct Failure {
   std::string text;
 };
 
-/// While it lives, `sink` gets every failed assertion and every skip of this process. It runs under GoogleTest's lock:
-/// it must not assert.
+/// Until destroyed, calls `sink` for every failed assertion and every skip of this process. The sink runs under
+/// GoogleTest's lock and must not assert.
 class FailureWatch {
  public:
   using Sink = std::function<void(const Failure& failure, bool skip)>;
@@ -23,13 +23,13 @@ class FailureWatch {
   FailureWatch& operator=(const FailureWatch&) = delete;
 };
 
-/// "PeerLost: [all_reduce #12 ...] ..." of the exception being handled.
+/// Describes the exception being handled: "PeerLost: [all_reduce #12 ...] ...".
 std::string describe_current_exception();
 
-/// To be called once, by main: the listener that feeds the watches and counts the runs of each test.
+/// Installs the listener that feeds the watches and counts the runs of each test. Called once, by main.
 void install_listener();
 
-/// Number of the next run of the current test, from 0.
+/// The number of the current test's next run, counted from 0.
 int next_run_index();
 
 }  // namespace maniple::harness

@@ -1,4 +1,4 @@
-// Resources of a process, counted before and after a run: descriptors, threads, named shared memory.
+// Finds leaks by counting the process's resources before and after a run: descriptors, threads, named shared memory.
 #pragma once
 
 #include <set>
@@ -7,15 +7,16 @@
 
 namespace maniple::harness {
 
-/// Names what a library under the tests starts once for the whole process (threads, descriptors of a driver): called
-/// before the first count, so that it is there before and after. The result is for initialisers of static objects.
+/// Registers a function that makes a library start its process-wide resources (threads, driver descriptors). It is
+/// called before the first count, so that these resources exist before and after a run. The result is for initialisers
+/// of static objects.
 bool call_before_first_count(void (*warm_up)());
 
 class ProcessResources {
  public:
   static ProcessResources now();
 
-  /// What is held now beyond `before`, one line each; waits a little for threads that are on their way out.
+  /// The resources held now but not in `before`, one line each. Waits briefly for threads that are ending.
   static std::vector<std::string> leaked_since(const ProcessResources& before);
 
  private:

@@ -1,4 +1,4 @@
-// Short messages between a run and its processes: lists of strings, one to a packet.
+// Short messages between a run and its processes: lists of strings, one list per packet.
 #pragma once
 
 #include <optional>
@@ -15,10 +15,10 @@ using Message = std::vector<std::string>;
 /// Two ends of a SOCK_SEQPACKET pair, both close-on-exec.
 std::pair<UniqueFd, UniqueFd> make_channel();
 
-/// False when the other end is gone. Long parts are cut: a packet has a limit.
+/// Returns false when the other end is gone. Truncates long strings, because packet size is limited.
 bool send_message(int fd, Message message);
 
-/// Blocks (or not); nullopt when nothing is there or the other end is gone, which `gone` tells.
+/// Waits for a message if `block`. nullopt if there is no message or the other end is gone; sets `gone` accordingly.
 std::optional<Message> receive_message(int fd, bool block, bool& gone);
 
 }  // namespace maniple::harness

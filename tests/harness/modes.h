@@ -1,4 +1,4 @@
-// The ways to run ranks, behind run_ranks. One file each: threads.cpp, processes.cpp, child.cpp.
+// The implementations of run_ranks, one file each: threads.cpp, processes.cpp, child.cpp.
 #pragma once
 
 #include <functional>
@@ -13,10 +13,10 @@ using Body = std::function<void(Rank&)>;
 
 RunResult run_as_threads(const RunOptions& options, const Body& body);
 
-/// The parent's part: starts the children, which find `body` by themselves.
+/// The parent's part: starts the children, which reach their `body` by running the test.
 RunResult run_as_processes(const RunOptions& options, int run_index);
 
-/// What a child finds in its environment.
+/// The settings that a child gets through its environment.
 struct ChildMode {
   int rank = 0;
   int run_index = 0;
@@ -32,10 +32,10 @@ inline constexpr const char* kChildVariable = "MANIPLE_TEST_CHILD";
 /// The child's part: runs the body and ends the process.
 [[noreturn]] void run_as_child(const RunOptions& options, const ChildMode& mode, const Body& body);
 
-/// InitOptions of a rank, without those that depend on the mode.
+/// A rank's InitOptions, without the options that depend on the mode.
 InitOptions init_options(const RunOptions& options, int rank);
 
-/// The host that a rank lives on, in blocks.
+/// The host of a rank; ranks are assigned in blocks.
 int host_of(const RunOptions& options, int rank);
 
 bool may_die(const RunOptions& options, int rank);

@@ -1,7 +1,7 @@
-// Starting the ranks of a run by an mpirun, as the mpi backend needs it.
+// Starts a run's ranks by mpirun, as the mpi backend requires.
 //
-// They are then no children of ours and inherit no descriptors: each connects to a socket in the run's directory and
-// sends its rank. How one ended is known only by whether it reported that it had finished.
+// The ranks are then not children of the test and inherit no descriptors. Instead, each rank connects to a socket in
+// the run's directory and sends its rank. A rank counts as finished only if it has reported so; its exit is unknown.
 #pragma once
 
 #include <sys/types.h>
@@ -18,10 +18,10 @@ namespace maniple::harness {
 struct MpiLaunch {
   int n = 2;
   std::string dir;
-  std::vector<std::string> program;                      ///< and its arguments
+  std::vector<std::string> program;                      ///< the program and its arguments
   std::vector<std::pair<std::string, std::string>> env;  ///< for the ranks
   const bench::VirtualNetwork* network = nullptr;        ///< its hosts get the ranks in blocks
-  double limit_s = 60;                                   ///< until all ranks have connected
+  double limit_s = 60;                                   ///< time until all ranks must have connected
 };
 
 struct MpiRanks {
@@ -36,7 +36,7 @@ struct MpiRanks {
 /// Throws std::runtime_error when not all ranks connect.
 MpiRanks start_by_mpirun(const MpiLaunch& launch);
 
-/// The rank's part: returns its channel, and its rank as mpirun assigned it.
+/// The rank's part: returns its channel, and sets `rank` to the rank that mpirun assigned.
 UniqueFd report_to_run(const std::string& dir, int& rank);
 
 }  // namespace maniple::harness

@@ -1,6 +1,6 @@
-// What the lambda of a run sees: who it is, its world, and the harness's own means of talking to the other ranks.
+// The interface of a rank for a run's lambda: its rank, its world, and the harness's own communication.
 //
-// phase() and report() go through the harness, never through Maniple, so they work when Maniple does not.
+// phase() and report() use the harness, never Maniple, so they work even when Maniple fails.
 #pragma once
 
 #include <sys/types.h>
@@ -14,7 +14,7 @@
 
 namespace maniple::harness {
 
-/// A fault of a rank, scripted: `.fault = kill_at(3, 10)` strikes rank 3 when it calls `r.step()` for the tenth time.
+/// A scripted fault: `.fault = kill_at(3, 10)` strikes rank 3 in its tenth call of `r.step()`.
 struct Fault {
   enum class Kind { none, kill, stop, exit, raise, delay };
   Kind kind = Kind::none;
@@ -22,7 +22,7 @@ struct Fault {
   int step = 0;  ///< 1 is the first call of step()
   Seconds duration{0};
 
-  /// The rank will not end the way other ranks do.
+  /// Whether the rank ends abnormally or hangs.
   bool ends_rank() const noexcept { return kind != Kind::none && kind != Kind::delay; }
 };
 
@@ -32,12 +32,12 @@ inline Fault exit_at(int rank, int step) { return {Fault::Kind::exit, rank, step
 inline Fault throw_at(int rank, int step) { return {Fault::Kind::raise, rank, step, {}}; }  ///< throws InjectedFault
 inline Fault delay_at(int rank, int step, Seconds duration) { return {Fault::Kind::delay, rank, step, duration}; }
 
-/// Thrown by a scripted fault; a rank that ends by it has not failed.
+/// Thrown by a scripted fault; a rank that ends by this exception does not fail the test.
 struct InjectedFault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// What connects a rank to its run.
+/// Connects a rank to its run.
 class ControlChannel {
  public:
   virtual ~ControlChannel() = default;
@@ -53,10 +53,10 @@ class Rank {
     int rank = 0;
     int size = 1;
     int host = 0;
-    std::string dir;                 ///< of this run, shared by its ranks
-    InitOptions init;                ///< ready to be used
+    std::string dir;                 ///< the run's directory, shared by its ranks
+    InitOptions init;                ///< complete options for init()
     std::shared_ptr<Store> store;    ///< threads only
-    std::vector<pid_t> pids;         ///< of the ranks
+    std::vector<pid_t> pids;         ///< of all ranks
     std::vector<std::string> hosts;  ///< addresses of the namespaces
     Fault fault;
   };
@@ -72,29 +72,29 @@ class Rank {
   const std::vector<std::string>& host_addresses() const noexcept { return setup_.hosts; }
   const std::shared_ptr<Store>& store() const noexcept { return setup_.store; }
 
-  /// Initialises with the run's own options, or with others, and keeps the group in `world`.
+  /// Initialises with the run's options or with `options`, and keeps the group in `world`.
   void init() { init(setup_.init); }
   void init(const InitOptions& options);
 
-  /// Waits until all living ranks are in the phase of this name. Ranks that are dead or stopped are not waited for.
+  /// Waits until all living ranks are in the phase `name`. Does not wait for dead or stopped ranks.
   void phase(const std::string& name) { channel_.phase(name); }
 
-  /// Hands a value to the parent, which finds it in the result of run_ranks.
+  /// Sends a value to the parent, where run_ranks returns it.
   void report(const std::string& key, const std::string& value) { channel_.report(key, value); }
   void report(const std::string& key, double value);
 
-  /// Counts the calls; the run's scripted fault strikes here.
+  /// Counts its calls, and triggers the run's scripted fault.
   void step();
 
   pid_t pid_of(int other) const { return setup_.pids.at(static_cast<std::size_t>(other)); }
   [[noreturn]] void kill_self();
-  void stop_self();  ///< returns when somebody continues this process
+  void stop_self();  ///< returns when this process is continued
 
-  /// netns: packets to and from the host are dropped silently; its interfaces stay up.
+  /// netns: silently drops packets to and from the host; its interfaces stay up.
   void blackhole(int other_host) { channel_.set_link(other_host, "nomaster"); }
-  /// netns: ends that.
+  /// netns: ends blackhole().
   void heal(int other_host) { channel_.set_link(other_host, "master bridge"); }
-  /// netns: the host's cable is pulled.
+  /// netns: takes the host's link down, as if its cable were pulled.
   void unplug(int other_host) { channel_.set_link(other_host, "down"); }
 
  private:
@@ -103,7 +103,7 @@ class Rank {
   int steps_ = 0;
 };
 
-/// Seconds of the monotonic clock, which all processes of a host share.
+/// Seconds of the monotonic clock, which all processes on a host share.
 double now_s();
 
 }  // namespace maniple::harness

@@ -1,4 +1,4 @@
-// A proxy between two processes that passes on what both send, or tampers with it.
+// A proxy between two processes that forwards their bytes and can tamper with them.
 #pragma once
 
 #include <poll.h>
@@ -21,8 +21,8 @@ namespace maniple::harness {
 class Relay {
  public:
   enum Way { to_server, to_dialler };
-  /// What to pass on instead of `bytes`, which are those from `offset` on of what was sent on this connection in this
-  /// direction. Runs in the relay's thread.
+  /// Returns the bytes to forward instead of `bytes`, which start at `offset` of this connection and direction. Runs in
+  /// the relay's thread.
   using Tamper = std::function<std::string(Way way, std::size_t offset, std::string bytes)>;
 
   Relay(const Address& server, Tamper tamper)
@@ -37,13 +37,13 @@ class Relay {
 
   Address address() const { return Address::of_socket(listener_.get()); }
 
-  /// Passes everything on as it is.
+  /// Forwards everything unchanged.
   static std::string honest(Way, std::size_t, std::string bytes) { return bytes; }
 
  private:
   struct Pair {
-    std::array<UniqueFd, 2> ends;       // the dialler's, the server's
-    std::array<std::size_t, 2> sent{};  // by each
+    std::array<UniqueFd, 2> ends;       // towards the dialler, towards the server
+    std::array<std::size_t, 2> sent{};  // bytes sent by each end
     std::array<bool, 2> ended{false, false};
   };
 

@@ -1,4 +1,4 @@
-// Whether this program was built with sanitizers: they cost a factor in time, so limits grow and counts shrink.
+// Detects sanitizers, which slow programs down by a factor, so that tests can raise limits and lower counts.
 #pragma once
 
 #if defined(__SANITIZE_THREAD__)

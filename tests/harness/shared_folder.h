@@ -1,4 +1,4 @@
-// A folder that several runs of one test share: made by the parent, passed to the ranks by a variable.
+// A folder that several runs of one test share. The parent creates it; ranks find it through an environment variable.
 //
 //   const SharedFolder shared;
 //   run_ranks({.n = 2, .as = As::processes, .env = shared.env()},
@@ -24,7 +24,7 @@ class SharedFolder {
     ::setenv(kName, directory_->path().c_str(), 1);
   }
   std::vector<std::pair<std::string, std::string>> env() const { return {{kName, here()}}; }
-  /// In the parent and in the ranks.
+  /// The folder's path, in the parent and in the ranks.
   static std::string here() { return ::getenv(kName); }
 
  private:

@@ -1,4 +1,4 @@
-// A directory of its own, removed with all it holds when its owner goes.
+// A new directory that the destructor removes with its contents.
 #pragma once
 
 #include <unistd.h>
