@@ -1,4 +1,4 @@
-// The smallest program: every rank initialises the process group, says who it is, and adds its number to the others'.
+// The smallest program: every rank initialises the process group, prints its rank, and adds its number to the others'.
 //
 //   build/bin/maniple run -n 3 build/bin/examples/01_hello_ranks
 #include <cstdio>

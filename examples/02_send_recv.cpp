@@ -1,4 +1,4 @@
-// A tensor travels from rank 0 to rank 1: what everybody's first program with torch.distributed does.
+// Sends a tensor from rank 0 to rank 1, the classic first program of torch.distributed.
 //
 //   build/bin/maniple run -n 2 build/bin/examples/02_send_recv
 #include <cstdio>
@@ -27,7 +27,7 @@ int run(int rank, int ranks) {
     if (!torch::equal(z, torch::tensor({1.F, -1.F}))) return 1;
   }
 
-  // All at once: each sends its number to the right and receives from the left. As one batch no order can deadlock.
+  // Each rank sends its number to the right and receives from the left. In one batch this cannot deadlock.
   const auto own = torch::full({1}, rank);
   const auto left = torch::full({1}, -1);
   const int from = (rank + ranks - 1) % ranks;

@@ -1,5 +1,5 @@
-// Every collective on tensors as a picture: what each rank held before, and what it holds after. Rank r starts with
-// numbers that begin with r + 1: 10, 11, ... on rank 0, 20, 21, ... on rank 1.
+// Shows every collective on tensors as a picture: the values of each rank before and after. Rank r starts with numbers
+// that begin with the digit r + 1: 10, 11, ... on rank 0, 20, 21, ... on rank 1.
 //
 //   build/bin/maniple run -n 4 build/bin/examples/03_collectives
 #include <algorithm>
@@ -47,8 +47,8 @@ int main() try {
   const int ranks = maniple::get_world_size();
   const int last = ranks - 1;
 
-  // This rank's n numbers; room for n numbers; a list with one tensor of room for each rank; a list that only `root`
-  // gives.
+  // own: this rank's n numbers. blank: room for n numbers. blanks: a list with one blank tensor per rank. Lists that
+  // only the root passes are empty on other ranks.
   const auto own = [&](int n) { return torch::arange(n, torch::kInt) + 10 * (rank + 1); };
   const auto blank = [](int n) { return torch::zeros({n}, torch::kInt); };
   const auto blanks = [&](int n) {
@@ -90,7 +90,7 @@ int main() try {
   maniple::all_to_all_single(t = blank(ranks), own(ranks));
   show("all_to_all", text_of({own(ranks)}), {t});
 
-  // Asynchronous: the rank may compute something else meanwhile.
+  // Asynchronous: the rank can compute meanwhile.
   t = x();
   auto work = maniple::all_reduce(t, maniple::ReduceOp::sum, {.async_op = true});
   const auto meanwhile = torch::ones({64, 64}).mm(torch::ones({64, 64})).sum().item<float>();

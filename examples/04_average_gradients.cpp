@@ -1,6 +1,5 @@
-// Data-parallel training with nothing but the operations on tensors: parameters are synchronised by send and recv,
-// gradients averaged by all_reduce after backward. This is what DistributedDataParallel does for you, faster
-// (05_ddp_mnist).
+// Data-parallel training with plain tensor operations: send and recv synchronise the parameters, and all_reduce
+// averages the gradients after backward. DistributedDataParallel does the same for you, faster (05_ddp_mnist).
 //
 //   build/bin/maniple run -n 3 build/bin/examples/04_average_gradients
 #include <cstdio>
@@ -12,7 +11,7 @@
 
 namespace {
 
-/// Rank 0's parameters go to all others, one by one.
+/// Sends rank 0's parameters to all other ranks, one by one.
 void sync_parameters(torch::nn::Module& model, int rank, int ranks) {
   const torch::NoGradGuard no_grad;
   for (auto& parameter : model.parameters()) {
@@ -24,12 +23,12 @@ void sync_parameters(torch::nn::Module& model, int rank, int ranks) {
   }
 }
 
-/// Every rank's gradients become the mean of all ranks'.
+/// Replaces every rank's gradients by the mean over all ranks.
 void sync_gradients(torch::nn::Module& model) {
   for (auto& parameter : model.parameters()) maniple::all_reduce(parameter.grad(), maniple::ReduceOp::avg);
 }
 
-/// Whether all ranks hold the same parameters, to the last bit.
+/// Whether all ranks hold bitwise identical parameters.
 bool all_equal(torch::nn::Module& model) {
   const torch::NoGradGuard no_grad;
   bool equal = true;
@@ -49,7 +48,7 @@ int main() try {
   maniple::init_process_group();
   const int rank = maniple::get_rank();
   const int ranks = maniple::get_world_size();
-  maniple::seed_all(7, static_cast<std::uint64_t>(rank));  // a stream for each rank: they start with different weights
+  maniple::seed_all(7, static_cast<std::uint64_t>(rank));  // each rank starts with different weights
 
   torch::nn::Sequential model(torch::nn::Linear(8, 32), torch::nn::Tanh(), torch::nn::Linear(32, 1));
   sync_parameters(*model, rank, ranks);

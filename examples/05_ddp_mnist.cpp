@@ -1,14 +1,20 @@
-// A small convolutional network learns MNIST on several ranks.
+// Trains a small convolutional network on MNIST with several ranks.
 //
 //   scripts/fetch_mnist.sh
 //   build/bin/maniple run -n 2 build/bin/examples/05_ddp_mnist --epochs 2
 //
-// --data FOLDER (data/mnist; "drawn": digits drawn by the program)  --epochs N  --batch-size N (all ranks
-// together)  --lr X
-// --workers N  --train-samples N, --test-samples N (0: all)  --target X: fail when the accuracy stays below
-// --checkpoint FOLDER: save there every --save-every N steps, in the background; started again, go on from there, in
-// the middle of an epoch and with another number of ranks too. SIGTERM and Ctrl-C save and end it.
-// --device cpu, cuda  --backend NAME: nccl where each rank has a GPU, cuda where ranks share one (docs/gpu.md)
+// Options:
+//   --data FOLDER         data/mnist by default; "drawn": digits drawn by the program
+//   --epochs N  --lr X  --workers N
+//   --batch-size N        of all ranks together
+//   --train-samples N, --test-samples N   0: all
+//   --target X            fail if the accuracy stays below X
+//   --checkpoint FOLDER   save there every --save-every N steps, in the background. A new start continues from there,
+//                         also in the middle of an epoch and with another number of ranks.
+//   --device cpu, cuda
+//   --backend NAME        nccl if each rank has a GPU, cuda if ranks share one (docs/gpu.md)
+//
+// SIGTERM and Ctrl-C save a checkpoint and end the program.
 #include <algorithm>
 #include <cstdio>
 #include <optional>
@@ -56,14 +62,15 @@ torch::nn::Sequential make_net() {
                         nn::Linear(128, 10), nn::LogSoftmax(1));
 }
 
-/// Every rank judges its part; in evaluation mode the parts together are the set, so the sum over ranks is exact.
+/// Every rank evaluates its part. In evaluation mode the parts together are exactly the set, so the sum over ranks is
+/// exact.
 double accuracy(torch::nn::Sequential& net, const maniple::Mnist& set, torch::Device device) {
   const torch::NoGradGuard no_grad;
   net->eval();
   maniple::DistributedSampler sampler(set.size().value(), {.shuffle = false, .mode = maniple::SamplerMode::evaluation});
   const auto loader =
       torch::data::make_data_loader(maniple::Mnist(set).map(torch::data::transforms::Stack<>()), sampler, 256);
-  const auto counts = torch::zeros({2}, torch::TensorOptions(device).dtype(torch::kInt64));  // right, all
+  const auto counts = torch::zeros({2}, torch::TensorOptions(device).dtype(torch::kInt64));  // correct, total
   for (auto& batch : maniple::prefetch_to(device, *loader)) {
     counts[0] += net->forward(batch.data).argmax(1).eq(batch.target).sum();
     counts[1] += batch.target.size(0);
@@ -93,10 +100,10 @@ int main(int argc, char** argv) try {
       torch::data::make_data_loader(train.map(torch::data::transforms::Stack<>()), sampler,
                                     torch::data::DataLoaderOptions().batch_size(batch_size).workers(arguments.workers));
 
-  auto batches = maniple::prefetch_to(device, *loader);  // on a GPU: copied there while the loop works on those before
+  auto batches = maniple::prefetch_to(device, *loader);  // on a GPU: copies ahead while the loop computes
   auto net = make_net();
   net->to(device);
-  maniple::DistributedDataParallel ddp(net);  // rank 0's weights everywhere; gradients are averaged in backward
+  maniple::DistributedDataParallel ddp(net);  // broadcasts rank 0's weights; averages gradients in backward
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(arguments.lr).momentum(0.9));
 
   std::size_t step = 0;
@@ -112,7 +119,7 @@ int main(int argc, char** argv) try {
   };
 
   maniple::GracefulStop stop;
-  double reached = sampler.epoch() < arguments.epochs ? 0 : accuracy(net, test, device);  // trained to the end already
+  double reached = sampler.epoch() < arguments.epochs ? 0 : accuracy(net, test, device);  // already trained
   for (std::size_t epoch = sampler.epoch(); epoch < arguments.epochs; ++epoch) {
     sampler.set_epoch(epoch);
     maniple::Progress progress(sampler.local_batches(batch_size),
@@ -123,7 +130,7 @@ int main(int argc, char** argv) try {
       loss.backward();
       optimizer.step();
       progress.step(batch.data.size(0), progress.is_due() ? "loss " + std::to_string(loss.item<float>()) : "");
-      const bool stopping = stop.requested_anywhere();  // the same answer on all ranks
+      const bool stopping = stop.requested_anywhere();  // the same value on all ranks
       if (++step % std::max<std::size_t>(arguments.save_every, 1) == 0 || stopping) save();
       if (stopping) return 0;
     }
@@ -131,7 +138,7 @@ int main(int argc, char** argv) try {
     reached = accuracy(net, test, device);
     if (rank == 0)
       std::printf("epoch %zu: accuracy %.2f %% on %zu test images\n", epoch + 1, 100 * reached, test.size().value());
-    save();  // behind all that belongs to this epoch: started again from here, it begins with the next one
+    save();  // after all work of this epoch, so that a new start continues with the next epoch
   }
   if (reached >= arguments.target) return 0;
   if (rank == 0) std::fprintf(stderr, "accuracy %.4f is below the target %.4f\n", reached, arguments.target);

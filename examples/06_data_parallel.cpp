@@ -1,12 +1,15 @@
-// A network learns MNIST on several cores of one process, and says what each core brings.
+// Trains a network on MNIST with several cores of one process, and prints the speed-up.
 //
 //   scripts/fetch_mnist.sh
 //   build/bin/examples/06_data_parallel --replicas 2
 //
-// The batch is cut, each replica computes on its part, the outputs are concatenated, and gradients are added.
+// The batch is split, each replica computes on its part, the outputs are concatenated, and the gradients are added.
 //
-// --data FOLDER (data/mnist; "drawn": digits drawn by the program)  --replicas N  --epochs N  --batch-size N
-// --train-samples N (0: all)  --target X: fail when the accuracy stays below
+// Options:
+//   --data FOLDER        data/mnist by default; "drawn": digits drawn by the program
+//   --replicas N  --epochs N  --batch-size N
+//   --train-samples N    0: all
+//   --target X           fail if the accuracy stays below X
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -53,7 +56,7 @@ struct Arguments {
   }
 };
 
-/// Cloneable, so that DataParallel can make replicas: what it registers is made in reset().
+/// Cloneable, so that DataParallel can create replicas; therefore reset() creates the submodules.
 struct NetImpl : torch::nn::Cloneable<NetImpl> {
   NetImpl() { reset(); }
   void reset() override {
@@ -76,7 +79,7 @@ struct StepTimes {
   double alone = 1e9, parallel = 1e9;
 };
 
-/// The best of several steps, in milliseconds: with the module alone, and with its replicas, in turns.
+/// The fastest of several steps in milliseconds, with the module alone and with its replicas, measured in turn.
 template <class Parallel>
 StepTimes step_ms(Net net, const Parallel& dp, std::int64_t batch_size) {
   const auto x = torch::randn({batch_size, 1, 28, 28}), y = torch::randint(10, {batch_size}, torch::kInt64);
@@ -98,7 +101,7 @@ StepTimes step_ms(Net net, const Parallel& dp, std::int64_t batch_size) {
 int main(int argc, char** argv) try {
   const Arguments arguments(argc, argv);
   maniple::apply_fast_settings();
-  torch::set_num_threads(1);  // one core for the module alone, and one for each replica
+  torch::set_num_threads(1);  // one core for the single module, and one per replica
   maniple::seed_all(7);
 
   Net net;
@@ -116,7 +119,7 @@ int main(int argc, char** argv) try {
   for (std::size_t epoch = 0; epoch < arguments.epochs; ++epoch) {
     for (auto& batch : *loader) {
       optimizer.zero_grad();
-      torch::nll_loss(dp.forward(batch.data), batch.target).backward();  // the replicas' backwards run in parallel too
+      torch::nll_loss(dp.forward(batch.data), batch.target).backward();  // also runs in parallel in the replicas
       optimizer.step();
     }
     const torch::NoGradGuard no_grad;

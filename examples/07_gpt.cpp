@@ -1,13 +1,19 @@
-// A small GPT learns the bytes of a text on several ranks, and then writes some of its own.
+// Trains a small GPT on the bytes of a text with several ranks, then generates some text.
 //
 //   build/bin/maniple run -n 2 build/bin/examples/07_gpt          the text is LICENSE; about a minute
 //
-// --text FILE  --steps N  --batch-size N (all ranks together)  --block N (bytes that it sees)  --width N  --layers
-// N  --heads N
-// --lr X  --prompt TEXT, --length N: what it writes  --log FOLDER: for TensorBoard  --target X: fail when the loss
-// stays above
-// --device cpu, cuda  --backend NAME: nccl where each rank has a GPU, cuda where ranks share one (docs/gpu.md)
-// --precision float32, bfloat16: of matrix products, by autocast  --explain: what each rank holds and sends
+// Options:
+//   --text FILE  --steps N  --lr X
+//   --batch-size N                 of all ranks together
+//   --block N                      context length in bytes
+//   --width N  --layers N  --heads N
+//   --prompt TEXT  --length N      start and length of the generated text
+//   --log FOLDER                   for TensorBoard
+//   --target X                     fail if the loss stays above X
+//   --device cpu, cuda
+//   --backend NAME                 nccl if each rank has a GPU, cuda if ranks share one (docs/gpu.md)
+//   --precision float32, bfloat16  of matrix products, through autocast
+//   --explain                      print what each rank holds and sends
 #include <cmath>
 #include <cstdio>
 #include <optional>
@@ -22,7 +28,7 @@
 
 namespace {
 
-/// Byte after byte, each drawn from what the network thinks of it.
+/// Generates text byte by byte, sampled from the network's distribution.
 std::string written_by(torch::nn::Sequential& net, std::string text, std::size_t block, std::size_t length,
                        torch::Device device) {
   const torch::NoGradGuard no_grad;
@@ -96,8 +102,7 @@ int main(int argc, char** argv) try {
   for (std::size_t epoch = 0, step = 0; step < steps; ++epoch) {
     sampler.set_epoch(epoch);
     for (auto& batch : maniple::prefetch_to(device, *loader)) {
-      const double way =
-          static_cast<double>(step) / static_cast<double>(steps);  // the rate rises quickly and falls slowly
+      const double way = static_cast<double>(step) / static_cast<double>(steps);  // short warm-up, then cosine decay
       lr = rate * std::min(1.0, 20 * way + 0.01) * (0.5 + 0.5 * std::cos(3.1416 * way));
       optimizer.zero_grad();
       torch::Tensor loss;
@@ -111,7 +116,7 @@ int main(int argc, char** argv) try {
       optimizer.step();
       metrics.add("loss", loss, static_cast<double>(batch.data.size(0)));
       if (++step % 20 == 0 || step == steps) {
-        row = metrics.all_reduce();  // the means of the latest steps, over all ranks
+        row = metrics.all_reduce();  // means of the latest steps over all ranks
         for (const auto& metric : row)
           if (curves) curves->add_scalar(metric.name, metric.value, number(step));
       }

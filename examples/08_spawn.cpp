@@ -1,14 +1,16 @@
-// One program that starts its own ranks, as torch.multiprocessing.spawn does: a process for every device of this
-// machine.
+// A program that starts its own ranks like torch.multiprocessing.spawn: one process per device of this machine.
 //
 //   build/bin/examples/08_spawn --nprocs 2                              one machine
 //   build/bin/examples/08_spawn --nprocs 4 --nodes 2 --node-rank 0      on the first of two; --node-rank 1 on the
 //                                                                       other, both with MASTER_ADDR, MASTER_PORT and
 //                                                                       MANIPLE_SECRET_FILE set
 //
-// --dist-url env:// (or tcp://host:port, file:///path)  --epochs N  --batch-size N, --workers N (of all processes
-// together)
-// --seed N  --resume FOLDER: goes on from the checkpoint in it, if there is one, and saves there after each epoch
+// Options:
+//   --nprocs N  --nodes N  --node-rank N
+//   --dist-url URL                 env:// by default; also tcp://host:port or file:///path
+//   --epochs N  --seed N
+//   --batch-size N, --workers N    of all processes together
+//   --resume FOLDER                continue from the checkpoint in it, if any, and save there after each epoch
 #include <cstdio>
 #include <exception>
 #include <optional>
@@ -27,7 +29,7 @@ struct Arguments {
   std::string dist_url = "env://", resume;
 };
 
-// How they travel into the other processes: every type that is no number or text says it with these two functions.
+// Serialise Arguments for the other processes. Types other than numbers and text need these two functions.
 void encode(maniple::ArgumentWriter& out, const Arguments& a) {
   for (const auto number : {a.nodes, a.node_rank, a.nprocs, a.epochs, a.batch_size, a.workers, a.seed}) out.put(number);
   out.put(a.dist_url), out.put(a.resume);
@@ -38,7 +40,7 @@ void decode(maniple::ArgumentReader& in, Arguments& a) {
   in.get(a.dist_url), in.get(a.resume);
 }
 
-/// Runs in each process. `device` is 0 to nprocs-1: which of this machine's devices is ours (LOCAL_RANK).
+/// Runs in each process. `device`, 0 to nprocs-1, is this process's device on this machine (LOCAL_RANK).
 void main_worker(int device, const Arguments& arguments) {
   const auto world_size = static_cast<int>(arguments.nodes * arguments.nprocs);
   const auto rank = static_cast<int>(arguments.node_rank * arguments.nprocs) + device;
@@ -49,7 +51,7 @@ void main_worker(int device, const Arguments& arguments) {
   maniple::init_process_group(init);
   maniple::seed_all(arguments.seed, static_cast<std::uint64_t>(rank));
 
-  // Numbers for the whole job become those of one process, so that the job does the same however many there are.
+  // Divide the job's totals among the processes, so that the job's result does not depend on their number.
   const auto batch_size = maniple::per_process_batch_size(arguments.batch_size, world_size);
   const auto workers = maniple::per_process_workers(arguments.workers, world_size);
   if (rank == 0) {
@@ -72,7 +74,7 @@ void main_worker(int device, const Arguments& arguments) {
   if (!arguments.resume.empty()) {
     checkpoint.emplace(maniple::CheckpointOptions{.folder = arguments.resume});
     checkpoint->add("model", *net).add("optimizer", optimizer).add("sampler", sampler);
-    // Every process reads it to the device that it works on, whatever it was saved from.
+    // Every process loads the checkpoint to its own device, whichever device it was saved from.
     const auto step = checkpoint->load({.map_location = net->parameters()[0].device()});
     if (step && rank == 0)
       std::printf("resumed from step %d: %s\n", static_cast<int>(*step), sampler.cursor_text().c_str());
@@ -117,6 +119,6 @@ int main(int argc, char** argv) try {
                  a);
   return 0;
 } catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());  // which process failed first, and how
+  std::fprintf(stderr, "%s\n", error.what());  // names the process that failed first, and its error
   return 1;
 }

@@ -1,16 +1,18 @@
-// MNIST again, as in 05_ddp_mnist, with a Trainer: what is left to write are 20 lines besides the net, from "20 lines"
-// on.
+// MNIST as in 05_ddp_mnist, with a Trainer. Apart from the net, a program needs only the 20 lines after "20 lines".
 //
 //   scripts/fetch_mnist.sh
 //   build/bin/maniple run -n 2 build/bin/examples/09_trainer --epochs 2        or without maniple run, alone
 //
-// --data FOLDER (data/mnist; "drawn": digits drawn by the program)  --epochs N  --batch-size N (all ranks
-// together)  --lr X
-// --strategy data|zero1|fully_sharded|tensor|pipeline: how the ranks divide the training; the checkpoints of each load
-// in all others
-// --workers N  --train-samples N, --test-samples N (0: all)  --target X: fail when the accuracy stays below
-// --checkpoint FOLDER: save there every --save-every N steps, and go on from there  --log FOLDER: for TensorBoard, and
-// log.jsonl
+// Options:
+//   --data FOLDER         data/mnist by default; "drawn": digits drawn by the program
+//   --epochs N  --lr X  --workers N
+//   --batch-size N        of all ranks together
+//   --strategy data|zero1|fully_sharded|tensor|pipeline
+//                         how the ranks divide the training; each strategy loads the checkpoints of all others
+//   --train-samples N, --test-samples N   0: all
+//   --target X            fail if the accuracy stays below X
+//   --checkpoint FOLDER   save there every --save-every N steps, and continue from there
+//   --log FOLDER          for TensorBoard, and log.jsonl
 #include <cstdio>
 #include <string>
 
@@ -21,7 +23,7 @@
 
 namespace {
 
-/// What the command line says; a program of one's own has numbers in their places.
+/// The command line's values; your own program could use constants instead.
 struct Arguments {
   Arguments(int argc, char** argv) {
     std::size_t steps = 100;
@@ -60,7 +62,7 @@ struct Arguments {
   double lr = 0.02, target = 0;
 };
 
-/// The same model with every strategy; with TensorParallel its two large layers are divided.
+/// The same model for every strategy; TensorParallel divides its two large layers.
 torch::nn::Sequential make_net(const maniple::Strategy& strategy) {
   namespace nn = torch::nn;
   nn::Sequential net(nn::Conv2d(1, 16, 5), nn::ReLU(), nn::MaxPool2d(2), nn::Conv2d(16, 32, 5), nn::ReLU(),
@@ -104,7 +106,7 @@ int main(int argc, char** argv) try {
   maniple::Trainer trainer(net, optimizer, options);
   const auto& end = trainer.fit(train, test, loss);
 
-  if (end.end == maniple::TrainerEnd::stopped) return 0;  // perhaps before there was an evaluation
+  if (end.end == maniple::TrainerEnd::stopped) return 0;  // possibly before the first evaluation
   if (end.evaluation["accuracy"] >= a.target) return 0;
   maniple::print_once("accuracy ", end.evaluation["accuracy"], " is below the target ", a.target);
   return 1;

@@ -1,16 +1,21 @@
-// The GPT of 07_gpt in stages over ranks: a pipeline, or several of them side by side.
+// The GPT of 07_gpt divided into stages over ranks: one pipeline, or several in parallel.
 //
 //   build/bin/maniple run -n 4 build/bin/examples/10_pipeline_gpt --pipe 2      two pipelines of two ranks each; the
 //                                                                               text is LICENSE
-//   build/bin/maniple run -n 2 build/bin/examples/10_pipeline_gpt --measure 20  trains nothing: how long steps take,
-//                                                                               and how long ranks idle
+//   build/bin/maniple run -n 2 build/bin/examples/10_pipeline_gpt --measure 20  does not train: measures the time of
+//                                                                               steps and the idle time of ranks
 //
-// --pipe N: ranks of a pipeline (default: all)  --micro-batches N  --schedule gpipe, 1f1b, interleaved  --stages N: of
-// each rank
-// --checkpoint 1: activations are computed again in backward  --text FILE  --steps N  --batch-size N (of all pipelines
-// together)  --block N
-// --width N  --layers N  --heads N  --lr X  --target X: fail when the loss stays above  --measure N
-// --explain: what each rank holds and sends; the steps are compared with it
+// Options:
+//   --pipe N              ranks of a pipeline (default: all)
+//   --micro-batches N  --schedule gpipe, 1f1b, interleaved
+//   --stages N            stages per rank
+//   --checkpoint 1        recompute activations in backward
+//   --text FILE  --steps N  --lr X
+//   --batch-size N        of all pipelines together
+//   --block N  --width N  --layers N  --heads N
+//   --target X            fail if the loss stays above X
+//   --measure N           measure N steps instead of training
+//   --explain             print what each rank holds and sends, and compare the steps with it
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -32,7 +37,7 @@ maniple::PipelineSchedule schedule_named(const std::string& name) {
   throw std::invalid_argument("--schedule is \"" + name + "\"; expected gpipe, 1f1b or interleaved");
 }
 
-/// What this rank holds, and what it sends for a batch of so many rows. `begins`: the first layer of each stage.
+/// This rank's memory, and its traffic for a batch of `rows`. `begins`: the first layer of each stage.
 Explanation explanation(const models::ByteGptOptions& sizes, const std::vector<std::size_t>& begins,
                         const maniple::PipelineOptions& options, const maniple::NamedTensors& tied,
                         const maniple::Pipeline& pipeline, std::int64_t rows) {
@@ -42,7 +47,7 @@ Explanation explanation(const models::ByteGptOptions& sizes, const std::vector<s
   const int count = static_cast<int>(begins.size()), stages = count / ranks;
   const std::int64_t micro_batches = std::min(options.micro_batches, rows);
   const std::int64_t micro_rows = (rows + micro_batches - 1) / micro_batches;
-  // Of how many micro-batches a rank keeps the activations of a stage at the same time.
+  // The number of micro-batches whose activations a rank keeps at the same time, summed over its stages.
   std::int64_t kept = micro_batches * stages;
   if (options.schedule != maniple::PipelineSchedule::gpipe) {
     const std::int64_t rounds = std::max<std::int64_t>(1, micro_batches / ranks);
@@ -82,14 +87,14 @@ Explanation explanation(const models::ByteGptOptions& sizes, const std::vector<s
   return mine;
 }
 
-/// What the neighbours in the pipeline get.
+/// The bytes for the neighbours in the pipeline.
 std::uint64_t bytes_to_neighbours(const Explanation& mine) {
   std::uint64_t bytes = 0;
   for (const Traffic& one : mine.traffic) bytes += one.what.find(" to rank ") != std::string::npos ? one.bytes : 0;
   return bytes;
 }
 
-/// Steps with one batch, in turn on rank 0 alone and in the pipeline, and what each rank did meanwhile.
+/// Measures steps with one batch, in turn on rank 0 alone and in the pipeline, and each rank's use of time.
 void measure(maniple::Pipeline& pipeline, const models::ByteGptOptions& sizes, const maniple::PipelineOptions& options,
              std::size_t steps, std::int64_t batch_size, std::size_t stages) {
   auto alone = models::byte_gpt(sizes);
@@ -106,7 +111,7 @@ void measure(maniple::Pipeline& pipeline, const models::ByteGptOptions& sizes, c
     for (const auto& rows : data.chunk(options.micro_batches)) models::byte_loss(alone->forward(rows), rows).backward();
   };
   const auto step = [&] { pipeline.step(data, data); };
-  for (int i = 0; i < 3; ++i) seconds_of(step_alone), seconds_of(step);  // memory, shapes, connections
+  for (int i = 0; i < 3; ++i) seconds_of(step_alone), seconds_of(step);  // warm-up: memory, shapes, connections
   const auto before = pipeline.statistics();
   std::vector<double> alone_s, pipeline_s;
   for (std::size_t i = 0; i < steps; ++i) {
@@ -159,14 +164,14 @@ int main(int argc, char** argv) try {
   const auto number = [](std::size_t n) { return static_cast<std::int64_t>(n); };
   const int ranks = pipe == 0 ? world->size() : static_cast<int>(pipe);
   if (world->size() % ranks != 0) throw std::invalid_argument("the number of ranks must be a multiple of --pipe");
-  // Ranks 0 1 | 2 3 are two pipelines; 0 2 and 1 3 have the same stages.
+  // With 4 ranks and --pipe 2, ranks 0 1 and 2 3 are pipelines; ranks 0 2 and 1 3 have the same stages.
   const auto mesh = maniple::init_device_mesh({{"data", -1}, {"pipe", ranks}});
   const auto pipeline_group = mesh["pipe"], data_group = mesh["data"];
   maniple::apply_fast_settings({.threads = 1});
   maniple::seed_all(7);
 
   const auto rows = number(maniple::per_process_batch_size(batch_size, data_group->size()));
-  // The head's weight is that of the embedding: tied, though the two are on different ranks.
+  // The head and the embedding share their weight (tied), although they are on different ranks.
   const models::ByteGptOptions sizes{
       .block = number(block), .width = number(width), .layers = number(layers), .heads = number(heads), .tied = true};
   auto cut = maniple::cut_into_stages(
@@ -190,7 +195,7 @@ int main(int argc, char** argv) try {
   }
 
   maniple::ByteText text(file, {.block_size = block, .stride = 1});
-  // All ranks of a pipeline go through the same batches.
+  // All ranks of a pipeline use the same batches.
   maniple::DistributedSampler sampler(text.size().value(), {.seed = 7, .group = data_group});
   const auto loader = torch::data::make_data_loader(text.map(torch::data::transforms::Stack<>()), sampler,
                                                     static_cast<std::size_t>(rows));

@@ -1,17 +1,21 @@
-// The GPT of 07_gpt fully sharded: every rank holds a part of each parameter, of its gradient and of AdamW's state.
+// The GPT of 07_gpt, fully sharded: every rank holds a part of each parameter, of its gradient and of AdamW's state.
 //
-//   build/bin/maniple run -n 4 build/bin/examples/11_fully_sharded_gpt --explain     what it takes, then trains; the
-//                                                                                    text is LICENSE
-//   build/bin/maniple run -n 4 build/bin/examples/11_fully_sharded_gpt --measure 20    trains nothing: steps and
-//                                                                                      memory, beside DDP's
+//   build/bin/maniple run -n 4 build/bin/examples/11_fully_sharded_gpt --explain     prints memory and traffic, then
+//                                                                                    trains; the text is LICENSE
+//   build/bin/maniple run -n 4 build/bin/examples/11_fully_sharded_gpt --measure 20    does not train: compares steps
+//                                                                                      and memory with DDP
 //
-// --explain: memory and traffic of each rank, before it starts  --measure N: of N steps, in turn with
-// DistributedDataParallel
-// --zero 3, or 2: parameters stay whole between forward and backward  --overlap automatic, none, thread  --precision
-// float32, bfloat16
-// --checkpoint FOLDER: saved at the end, and gone on from, by any number of ranks  --text FILE  --steps N  --batch-size
-// N (of all ranks)
-// --block N  --width N  --layers N  --heads N  --lr X  --target X: fail when the loss stays above
+// Options:
+//   --explain                       print each rank's memory and traffic before training
+//   --measure N                     measure N steps, in turn with DistributedDataParallel
+//   --zero 3, 2                     2: parameters stay gathered between forward and backward
+//   --overlap automatic, none, thread
+//   --precision float32, bfloat16
+//   --checkpoint FOLDER             save at the end, and continue from there with any number of ranks
+//   --text FILE  --steps N  --lr X
+//   --batch-size N                  of all ranks together
+//   --block N  --width N  --layers N  --heads N
+//   --target X                      fail if the loss stays above X
 #include <malloc.h>
 
 #include <algorithm>
@@ -30,7 +34,7 @@
 
 namespace {
 
-/// The layers are units; the embedding and the head belong to the root. No rank ever holds more than one layer whole.
+/// Each layer is a unit; the embedding and the head belong to the root. No rank ever gathers more than one layer.
 maniple::FullySharded<torch::nn::Sequential> sharded_gpt(const models::ByteGptOptions& gpt,
                                                          const maniple::FullyShardOptions& options) {
   return maniple::fully_shard(
@@ -45,7 +49,7 @@ maniple::FullySharded<torch::nn::Sequential> sharded_gpt(const models::ByteGptOp
       options);
 }
 
-// ---- Memory of this process, in bytes, as Linux counts it -----------------------------------------------------------
+// ---- This process's memory in bytes, as reported by Linux -----------------------------------------------------------
 
 double memory_line(const std::string& name) {
   std::ifstream status("/proc/self/status");
@@ -55,10 +59,10 @@ double memory_line(const std::string& name) {
 }
 double memory_now() { return memory_line("RssAnon"); }
 void forget_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
-/// Without the memory that ranks share, which only grows.
+/// Excludes the memory that ranks share, which only grows.
 double memory_peak() { return memory_line("VmHWM") - memory_line("RssShmem") - memory_line("RssFile"); }
 
-/// What `body` takes at most beyond what it found.
+/// The peak of the additional memory that `body` needs.
 double memory_of(const std::function<void()>& body) {
   body();
   forget_peak();
@@ -67,8 +71,8 @@ double memory_of(const std::function<void()>& body) {
   return std::max(0.0, memory_peak() - before);
 }
 
-/// Activations of a step on this rank, found by trying one layer and the head on their own. Gradients of weights are
-/// counted elsewhere.
+/// The activations of a step on this rank, measured with one layer and with the head separately. Excludes the gradients
+/// of weights.
 double activation_bytes(const models::ByteGptOptions& gpt, const torch::Tensor& text) {
   const auto x = torch::randn({text.size(0), text.size(1), gpt.width}).requires_grad_();
   const auto at_most = [&](torch::nn::Module& module, const std::function<torch::Tensor()>& loss) {
@@ -87,7 +91,7 @@ double activation_bytes(const models::ByteGptOptions& gpt, const torch::Tensor& 
   const double before = memory_now();
   const auto y = layer(x);
   const double kept = memory_now() - before;
-  // The same on all ranks, but for memory that the heap of one had to spare: the largest counts.
+  // The ranks differ only by spare memory in their heaps: the maximum counts.
   auto bytes =
       torch::full({1}, static_cast<double>(gpt.layers - 1) * kept + std::max(computing, kept + loss), torch::kFloat64);
   maniple::all_reduce(bytes, maniple::ReduceOp::max);
@@ -201,7 +205,7 @@ int main(int argc, char** argv) try {
   const models::ByteGptOptions gpt{
       .block = number(block), .width = number(width), .layers = number(layers), .heads = number(heads)};
   const auto rows = maniple::per_process_batch_size(batch_size, ranks);
-  if (explains || measured > 0) mallopt(M_MMAP_THRESHOLD, 1 << 16);  // freed memory goes back, and is not counted
+  if (explains || measured > 0) mallopt(M_MMAP_THRESHOLD, 1 << 16);  // return freed memory, so that it is not counted
   const auto sample = torch::randint(maniple::ByteText::kVocabulary, {number(rows), number(block)}, torch::kInt64);
   if (measured > 0) {
     measure(measured, gpt, options, sample);

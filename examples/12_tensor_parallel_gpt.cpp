@@ -3,14 +3,18 @@
 //
 //   build/bin/maniple run -n 4 build/bin/examples/12_tensor_parallel_gpt --tensor 2      two models over two ranks
 //                                                                                        each; the text is LICENSE
-//   build/bin/maniple run -n 2 build/bin/examples/12_tensor_parallel_gpt --measure 20    trains nothing: a layer on one
-//                                                                                        rank and over all, in turn
+//   build/bin/maniple run -n 2 build/bin/examples/12_tensor_parallel_gpt --measure 20    does not train: measures a
+//                                                                                        layer on one rank and on all
 //
-// --tensor N: ranks over which a model is divided (default: all)  --compare N: the first N steps also on the undivided
-// model; fail where losses differ  --text FILE  --steps N  --batch-size N (all ranks together)  --block N  --width
-// N  --layers N  --heads N  --lr X
-// --target X: fail when the loss stays above  --measure N  --explain: what each rank holds and sends; the steps are
-// compared with it
+// Options:
+//   --tensor N        ranks over which a model is divided (default: all)
+//   --compare N       run the first N steps also on the undivided model; fail if the losses differ
+//   --measure N       measure N rounds instead of training
+//   --text FILE  --steps N  --lr X
+//   --batch-size N    of all ranks together
+//   --block N  --width N  --layers N  --heads N
+//   --target X        fail if the loss stays above X
+//   --explain         print what each rank holds and sends, and compare the steps with it
 #include <time.h>
 
 #include <algorithm>
@@ -32,9 +36,9 @@ namespace {
 using Group = std::shared_ptr<maniple::ProcessGroup>;
 constexpr std::int64_t kVocabulary = maniple::ByteText::kVocabulary;
 
-// The layers of models/byte_gpt.h, divided. Names of parameters, and the order in which they are drawn, are the same.
+// The layers of models/byte_gpt.h, divided. Parameters have the same names and are drawn in the same order.
 
-/// Each rank has the embeddings of some bytes, and those of all places.
+/// Each rank has the embeddings of some bytes and of all places.
 struct EmbeddingImpl : torch::nn::Module {
   EmbeddingImpl(const models::ByteGptOptions& sizes, const Group& group)
       : bytes(
@@ -49,7 +53,7 @@ struct EmbeddingImpl : torch::nn::Module {
 };
 TORCH_MODULE(Embedding);
 
-/// Each rank has the scores of some bytes.
+/// Each rank computes the scores of some bytes.
 struct HeadImpl : maniple::nn::ColumnParallelLinearImpl {
   HeadImpl(std::int64_t width, const Group& group)
       : ColumnParallelLinearImpl(width, kVocabulary, maniple::nn::ColumnParallelOptions{.bias = false, .group = group}),
@@ -72,7 +76,7 @@ torch::nn::Sequential divided_gpt(const models::ByteGptOptions& sizes, const Gro
   return net;
 }
 
-/// What this rank holds, and what it sends for so many rows.
+/// This rank's memory, and its traffic for a batch of `rows`.
 Explanation explanation(const models::ByteGptOptions& sizes, const maniple::DeviceMesh& mesh,
                         const torch::nn::Sequential& net, std::int64_t rows) {
   const int ranks = mesh.size("tensor"), replicas = mesh.size("data");
@@ -81,15 +85,15 @@ Explanation explanation(const models::ByteGptOptions& sizes, const maniple::Devi
   mine.count(net->parameters());
   mine.activation_bytes = models::activation_bytes(sizes, 0, sizes.layers + 2, rows, ranks);
   if (ranks > 1) {
-    // Forward: the embedding, and two of each layer. Backward: two of each layer, and the head. All of them are
-    // activations.
+    // All-reduces of activations: in forward one for the embedding and two per layer, in backward two per layer and one
+    // for the head.
     const auto activations = static_cast<std::uint64_t>(4 * sizes.layers + 2);
     const auto places = static_cast<std::uint64_t>(rows * sizes.block), width = static_cast<std::uint64_t>(sizes.width);
     std::string others;
     for (const int rank : mesh.ranks_along("tensor")) others += " " + std::to_string(rank);
     mine.traffic.push_back({"activations and their gradients, all_reduce with ranks" + others, activations,
                             activations * places * width * 4});
-    // The largest score of each place; then two sums.
+    // The maximum score of each place, then two sums.
     mine.traffic.push_back({"cross-entropy, all_reduce with ranks" + others, 2, 3 * places * 4});
   }
   if (replicas > 1) {
@@ -100,7 +104,7 @@ Explanation explanation(const models::ByteGptOptions& sizes, const maniple::Devi
   return mine;
 }
 
-/// What the ranks of a model give to each other.
+/// The bytes that the ranks of a model exchange.
 std::uint64_t bytes_inside(const Explanation& mine) {
   std::uint64_t bytes = 0;
   for (const Traffic& one : mine.traffic)
@@ -118,7 +122,7 @@ struct Time {
   double wall_ms = 0, cpu_ms = 0;
 };
 
-/// Forward and backward of one layer, in turn on rank 0 alone and divided over the ranks of the group.
+/// Measures forward and backward of one layer, in turn on rank 0 alone and divided over the group's ranks.
 void measure(const models::ByteGptOptions& sizes, const Group& group, std::size_t rounds, std::int64_t rows) {
   const auto world = maniple::get_default_group();
   const auto x = torch::randn({rows, sizes.block, sizes.width});
@@ -181,8 +185,8 @@ int main(int argc, char** argv) try {
   const int ranks = tensor == 0 ? maniple::get_world_size() : static_cast<int>(tensor);
   if (ranks < 1 || maniple::get_world_size() % ranks != 0)
     throw std::invalid_argument("the number of ranks must be a multiple of --tensor");
-  // Ranks 0 1 | 2 3 are two models; 0 2 and 1 3 have the same parts. What communicates most is last: these ranks share
-  // a host.
+  // With 4 ranks and --tensor 2, ranks 0 1 and 2 3 are models; ranks 0 2 and 1 3 have the same parts. The dimension
+  // that communicates most comes last, so that its ranks share a host.
   const auto mesh = maniple::init_device_mesh({{"data", -1}, {"tensor", ranks}});
   const Group tensor_group = mesh["tensor"], data_group = mesh["data"];
   maniple::apply_fast_settings({.threads = 1});
@@ -195,7 +199,7 @@ int main(int argc, char** argv) try {
     return 0;
   }
 
-  maniple::seed_all(7);  // the same on all ranks: each draws the whole model and keeps its part
+  maniple::seed_all(7);  // the same seed on all ranks: each draws the whole model and keeps its part
   auto net = divided_gpt(sizes, tensor_group);
   maniple::DistributedDataParallel ddp(net, {.group = data_group});
   torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(rate));
@@ -210,7 +214,7 @@ int main(int argc, char** argv) try {
   }
 
   maniple::ByteText text(file, {.block_size = block, .stride = 1});
-  // All ranks of a model go through the same batches.
+  // All ranks of a model use the same batches.
   maniple::DistributedSampler sampler(text.size().value(), {.seed = 7, .group = data_group});
   const auto loader = torch::data::make_data_loader(text.map(torch::data::transforms::Stack<>()), sampler, rows);
   double mean = 0, largest_difference = 0;

@@ -1,4 +1,4 @@
-// Initialises the world and says hello; the first rank says when all have done so.
+// Initialises the world and prints a greeting on every rank; rank 0 reports when all ranks have done so.
 //
 //   build/bin/maniple run -n 4 build/bin/examples/comm/01_hello
 #include <unistd.h>

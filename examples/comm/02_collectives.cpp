@@ -1,5 +1,5 @@
-// Every collective as a picture: what each rank held before, and what it holds after. Rank r starts with numbers that
-// begin with r + 1: 10, 11, ... on rank 0, 20, 21, ... on rank 1.
+// Shows every collective as a picture: the values of each rank before and after. Rank r starts with numbers that begin
+// with the digit r + 1: 10, 11, ... on rank 0, 20, 21, ... on rank 1.
 //
 //   build/bin/maniple run -n 4 build/bin/examples/comm/02_collectives
 #include <algorithm>
@@ -53,8 +53,8 @@ int main() try {
   const int last = ranks - 1;
   Pictures pictures(*world);
 
-  // `own(n)`: this rank's n numbers. `blank(n)`: room for n numbers. Results that only the root gets are left empty
-  // elsewhere.
+  // `own(n)`: this rank's n numbers. `blank(n)`: room for n numbers. Results for the root only are empty on other
+  // ranks.
   const auto own = [&](int count) {
     Numbers numbers(count);
     for (int i = 0; i < count; ++i) numbers[i] = 10 * (world->rank() + 1) + i;

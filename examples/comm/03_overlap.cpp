@@ -1,4 +1,4 @@
-// Communication that runs while the program computes: asynchronous calls and what can be done with their `Work`.
+// Overlaps communication with computation, through asynchronous calls and their `Work`.
 //
 //   build/bin/maniple run -n 2 build/bin/examples/comm/03_overlap
 #include <cmath>
@@ -11,7 +11,7 @@
 int main() try {
   const auto world = maniple::init();
 
-  // Four "gradients", each ready a little later than the one before. Each is summed while the next is computed.
+  // Four "gradients", ready one after the other. Each is averaged while the next is computed.
   constexpr int kLayers = 4;
   std::vector<std::vector<float>> gradients(kLayers, std::vector<float>(1 << 20));
   std::vector<maniple::Work> pending;
@@ -22,7 +22,7 @@ int main() try {
     pending.push_back(
         world->all_reduce(maniple::buffer_of(gradients[layer]), maniple::ReduceOp::avg, {.async_op = true}));
   }
-  for (const maniple::Work& work : pending) work.wait();  // throws what went wrong, if anything did
+  for (const maniple::Work& work : pending) work.wait();  // throws the operation's error, if any
 
   // The average of 1 .. n is (n + 1) / 2.
   const float expected = std::sqrt(4.0F) * static_cast<float>(world->size() + 1) / 2;

@@ -1,5 +1,5 @@
-// The same sum twice: on ordinary memory, and on memory that every rank of the host maps, which is reduced where it
-// lies, without a copy.
+// Computes the same sum twice: on ordinary memory, and on registered memory. All ranks on the host map registered
+// memory, so it is reduced in place, without a copy.
 //
 //   build/bin/maniple run -n 2 build/bin/examples/comm/04_registered_memory
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kCount = 4 << 20;  // 16 MiB of float32
 constexpr int kRounds = 10;
 
-/// The quickest of a few rounds, in milliseconds.
+/// The fastest of a few rounds, in milliseconds.
 double best_ms(maniple::ProcessGroup& group, std::span<float> data) {
   double best = 1e9;
   for (int round = 0; round < kRounds; ++round) {

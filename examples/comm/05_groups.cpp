@@ -1,4 +1,4 @@
-// Ranks as a grid of two columns: sums along the rows, then a ring of messages down each column.
+// Arranges the ranks as a grid of two columns: sums along the rows, then a ring of messages down each column.
 //
 //   build/bin/maniple run -n 4 build/bin/examples/comm/05_groups
 #include <cstdio>
@@ -16,7 +16,7 @@ int main() try {
   int row_sum = world->rank();
   row->all_reduce(maniple::buffer_of(row_sum));
 
-  // Everyone sends down and receives from above. Posting both together cannot deadlock, whatever the order.
+  // Every rank sends down and receives from above. Posting both together cannot deadlock, whatever the order.
   const int below = (column->rank() + 1) % column->size();
   const int above = (column->rank() + column->size() - 1) % column->size();
   int from_above = -1;

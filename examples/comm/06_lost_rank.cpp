@@ -1,5 +1,5 @@
-// The last rank dies without a word in the middle of the job. The others learn of it at once, by name, with the list of
-// what they did last: what one would want to find in a log.
+// The last rank dies silently in the middle of the job. The other ranks get an error at once that names the dead rank
+// and lists their latest operations, as a log should.
 //
 //   build/bin/maniple run -n 3 build/bin/examples/comm/06_lost_rank
 #include <unistd.h>
@@ -14,7 +14,7 @@ int main() try {
   const int victim = world->size() - 1;
   float value = 1;
   world->all_reduce(maniple::buffer_of(value));
-  if (world->rank() == victim) ::_exit(0);  // no destructor, no leave notice: to the others this looks like a crash
+  if (world->rank() == victim) ::_exit(0);  // without destructors or leave notice: the other ranks see a crash
 
   try {
     world->all_reduce(maniple::buffer_of(value));
