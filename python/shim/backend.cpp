@@ -25,7 +25,7 @@ Backend::Backend(maniple_group* group, int rank, int size, double timeout_s)
 }
 
 Backend::~Backend() {
-  // The group's thread may need the interpreter to let go of tensors.
+  // Release the GIL: the group's thread may need the interpreter to free tensors.
   if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
     const py::gil_scoped_release release;
     leave(*engine_);
@@ -100,8 +100,8 @@ WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& o
   return call(OpType::ALLREDUCE, "maniple:all_reduce", bytes_of(memory), options.timeout, std::move(operation));
 }
 
-// Every rank gets the elements of all and adds them in the order of ranks. How many each has must be known before
-// memory can be had for them: the call itself meets the other ranks for that, and what it returns is under way.
+// Every rank gathers all ranks' elements and adds them in rank order. The counts must be known before memory can be
+// allocated, so the call itself waits for the other ranks to exchange counts; the returned work is then in progress.
 WorkPointer Backend::allreduce_of_sparse(const at::Tensor& tensor, const c10d::AllreduceOptions& options) {
   const c10d::ReduceOp::RedOpType kind = options.reduceOp.op_;
   if (kind != c10d::ReduceOp::SUM && !(kind == c10d::ReduceOp::AVG && at::isFloatingType(tensor.scalar_type())))
@@ -116,7 +116,7 @@ WorkPointer Backend::allreduce_of_sparse(const at::Tensor& tensor, const c10d::A
   const std::int64_t places = own.sparse_dim();
   at::Tensor facts =
       at::cat({at::tensor({own._nnz(), places, own.dim()}, at::kLong), at::tensor(own.sizes(), at::kLong)});
-  constexpr std::int64_t kFacts = 3 + 64;  // the same on all ranks
+  constexpr std::int64_t kFacts = 3 + 64;  // a fixed size, so that it is the same on all ranks
   if (facts.numel() > kFacts) refuse("all_reduce: a sparse tensor of more than 64 dimensions");
   facts = at::constant_pad_nd(facts, {0, kFacts - facts.numel()});
   at::Tensor all = at::empty({size_, kFacts}, facts.options());
@@ -140,7 +140,7 @@ WorkPointer Backend::allreduce_of_sparse(const at::Tensor& tensor, const c10d::A
     Memory in, out;
     std::vector<std::size_t> counts;
   };
-  std::vector<Part> parts;  // where the elements are, and what they are
+  std::vector<Part> parts;  // the elements' indices and values
   const std::int64_t total = all.select(1, 0).sum().item<std::int64_t>();
   Operation operation;
   operation.tensors = {tensor};
@@ -150,7 +150,7 @@ WorkPointer Backend::allreduce_of_sparse(const at::Tensor& tensor, const c10d::A
     shape[0] = total;
     Part part{
         memory_of("all_reduce", in, Use::in), memory_of("all_reduce", at::empty(shape, in.options()), Use::out), {}};
-    const std::size_t elements = total == 0 ? 0 : part.out.buffer.count / static_cast<std::size_t>(total);  // of each
+    const std::size_t elements = total == 0 ? 0 : part.out.buffer.count / static_cast<std::size_t>(total);  // per entry
     for (int rank = 0; rank < size_; ++rank)
       part.counts.push_back(elements * static_cast<std::size_t>(all[rank][0].item<std::int64_t>()));
     operation.tensors.insert(operation.tensors.end(), {part.in.flat, part.out.flat});

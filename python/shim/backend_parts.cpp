@@ -1,5 +1,5 @@
-// The backend's operations that give each rank a part of something: gather, scatter, reduce_scatter, all_to_all. Then
-// barriers, messages, coalesced calls, registered memory.
+// The backend's operations on parts: gather, scatter, reduce_scatter, all_to_all. Also barriers, messages, coalesced
+// calls and registered memory.
 #include <algorithm>
 #include <cstring>
 
@@ -38,7 +38,8 @@ WorkPointer Backend::gather(TensorLists& outputs, Tensors& inputs, const c10d::G
     return maniple_gather(group, &in, &out, root, nullptr, how, work);
   };
   operation.tensors = {in.flat, out.flat};
-  // What decides how it starts is the same on all ranks: nothing depends on it, but it is easier to reason about.
+  // The same size on all ranks, so that all ranks start the operation in the same way. Not required, but simpler to
+  // reason about.
   const std::size_t bytes = bytes_of(in) * static_cast<std::size_t>(size_);
   return call(OpType::GATHER, "maniple:gather", bytes, options.timeout, std::move(operation));
 }
@@ -169,7 +170,7 @@ WorkPointer Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::All
 }
 
 WorkPointer Backend::barrier(const c10d::BarrierOptions& options) {
-  // Ranks meet on the host: what they have given to their GPUs belongs to what comes before.
+  // The barrier runs on the host, but must also come after the work that the rank has enqueued on its GPU.
   if (const int gpu = engine_->gpu.load(); gpu >= 0) drain_current_stream(gpu);
   Operation operation;
   operation.run = [](maniple_group* group, const maniple_call* how, maniple_work** work) {
@@ -254,8 +255,7 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
   const int gpu = require_served("allocate", options.device());
   check(maniple_allocate(engine_->group, static_cast<std::size_t>(size) * c10::elementSize(type),
                          gpu < 0 ? MANIPLE_CPU : MANIPLE_CUDA, std::max(gpu, 0), &call, &memory));
-  // Memory of a GPU is freed when the GPU is idle, and never in a thread that the GPU may be waiting for: the group
-  // sees to that.
+  // The group frees GPU memory when the GPU is idle, and never in a thread that the GPU may be waiting for.
   const auto release = [memory](void*) { maniple_memory_free(memory); };
   return at::from_blob(maniple_memory_data(memory), {size}, release, options);
 }
@@ -279,7 +279,7 @@ void Backend::average_here(const at::Tensor& tensor) {
   if (!memory.own) operation.finish = [memory] { memory.copy_back(); };
   operation.tensors = {tensor, memory.flat};
   operation.outputs = {tensor};
-  // Of no bytes, so that it is deferred: wait() runs it.
+  // Passes 0 bytes, so that the operation is deferred and wait() runs it.
   call(OpType::ALLREDUCE, "maniple:all_reduce", 0, c10d::kUnsetTimeout, std::move(operation))->wait();
 }
 

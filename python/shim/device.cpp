@@ -18,8 +18,8 @@ using c10::cuda::CUDAStream;
 
 c10::DeviceIndex index_of(int device) { return static_cast<c10::DeviceIndex>(device); }
 
-/// For copies that belong to an operation, and for callbacks of futures. Another one each time, as far as PyTorch has
-/// them: what is enqueued there waits for an operation, and must not hold up the next.
+/// A stream for an operation's copies and for callbacks of futures. Takes the next stream of PyTorch's pool each time,
+/// because work there waits for one operation and must not hold up the next.
 CUDAStream side_stream(at::Device device) { return c10::cuda::getStreamFromPool(true, device.index()); }
 
 class GpuWork : public c10d::Work {
@@ -28,12 +28,12 @@ class GpuWork : public c10d::Work {
       : Work(rank, type, title, profiled_inputs(operation)), device_(device), outputs_(operation.outputs) {}
   ~GpuWork() override { maniple_work_free(handle_); }
 
-  /// Once, before anyone has the work.
+  /// Call once, before the work is returned to the caller.
   void start(maniple_group* group, Operation operation) {
     const maniple_call call{operation.timeout_s, nullptr, nullptr,
                             c10::cuda::getCurrentCUDAStream(device_.index()).stream()};
     check(operation.run(group, &call, &handle_));
-    std::exception_ptr error;  // of the copies; the operation is under way then, too
+    std::exception_ptr error;  // from the copies; the operation is in progress even then
     try {
       if (operation.finish) copy_results(operation);
     } catch (...) {
@@ -41,7 +41,7 @@ class GpuWork : public c10d::Work {
     }
     struct Kept {
       c10::intrusive_ptr<GpuWork> self;
-      Operation operation;  // its tensors stay until the GPU has done with them
+      Operation operation;  // keeps the tensors until the GPU is done with them
     };
     maniple_work_on_done(
         handle_,
@@ -64,8 +64,8 @@ class GpuWork : public c10d::Work {
   int sourceRank() const override { return maniple_work_source(handle_); }
   std::vector<at::Tensor> result() override { return outputs_; }
 
-  /// Complete from the beginning, with the events of a stream that comes after the operation: so it is for those who
-  /// use its value.
+  /// The future is complete from the start, with events of a stream that follows the operation. Users of its value thus
+  /// wait for the operation on the GPU.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     const std::lock_guard lock(future_mutex_);
     if (future_) return future_;
@@ -103,7 +103,7 @@ class GpuWork : public c10d::Work {
   }
 
   void wait_on_host(std::chrono::milliseconds timeout) {
-    constexpr std::chrono::milliseconds kLook{100};  // for signals
+    constexpr std::chrono::milliseconds kLook{100};  // interval for checking signals
     for (auto rest = timeout; rest.count() > 0; rest -= kLook) {
       int done = 0;
       check(maniple_work_wait(handle_, std::chrono::duration<double>(std::min(rest, kLook)).count(), &done));
@@ -118,7 +118,7 @@ class GpuWork : public c10d::Work {
   const at::Device device_;
   const std::vector<at::Tensor> outputs_;
   maniple_work* handle_ = nullptr;
-  std::unique_ptr<c10::Event> end_ = {};  // of copies that follow the operation; null: there are none
+  std::unique_ptr<c10::Event> end_ = {};  // after the copies that follow the operation; null: no copies
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_ = {};
 };

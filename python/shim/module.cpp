@@ -1,4 +1,4 @@
-// The Python module maniple_torch._shim: makes backends, and gives the classes of errors to C++.
+// The Python module maniple_torch._shim: creates backends, and passes the error classes to C++.
 #include <algorithm>
 
 #include <pybind11/chrono.h>
@@ -14,7 +14,7 @@ namespace {
 
 using BackendPointer = c10::intrusive_ptr<Backend>;
 
-// The default group, of which others are made: so they share its connections, and messages count ranks in the world.
+// The default group. Other groups are its subgroups, so that they share its connections and messages use world ranks.
 std::mutex world_mutex;
 std::weak_ptr<Engine> world;
 
@@ -38,7 +38,7 @@ BackendPointer make_world(const StorePointer& store, int rank, int size, double 
   return backend;
 }
 
-/// Null if there is no default group of Maniple.
+/// Null if Maniple has no default group.
 BackendPointer make_subgroup(const std::vector<int>& ranks, double timeout_s, const std::string& name) {
   std::shared_ptr<Engine> parent;
   {
@@ -52,7 +52,7 @@ BackendPointer make_subgroup(const std::vector<int>& ranks, double timeout_s, co
   return c10::make_intrusive<Backend>(group, maniple_group_rank(group), maniple_group_size(group), timeout_s);
 }
 
-// "world split 0 2"; of many ranks their number and a hash stand for the list.
+// "world split 0 2"; for many ranks, the first ones, their number and a hash replace the list.
 std::string name_of_split(std::string name, const std::vector<int>& ranks) {
   constexpr std::size_t kFew = 8;
   name += " split";
@@ -76,7 +76,7 @@ BasePointer Backend::split(const StorePointer& store, const std::vector<int>& ra
   }
   flush(*engine_);
   std::string name = name_of_split(maniple_group_name(group()), ranks);
-  // A name is used once in a world: all members have split this group into these ranks equally often.
+  // Names must be unique in a world. The counter agrees, because all members have made this split equally often.
   if (const int before = split_names_[name]++; before != 0) name += " again " + std::to_string(before);
   maniple_group* made = nullptr;
   check(maniple_subgroup(group(), name.c_str(), ranks.data(), ranks.size(), seconds_of(options), &made));
@@ -104,7 +104,7 @@ BasePointer Backend::merge(const StorePointer& store, const OptionsPointer& opti
 PYBIND11_MODULE(_shim, m) {
   using namespace maniple_torch;
   using release_gil = py::call_guard<py::gil_scoped_release>;
-  py::module_::import("torch.distributed");  // the base class
+  py::module_::import("torch.distributed");  // defines the base class
 
   if (maniple_c_interface() != MANIPLE_C_INTERFACE)
     throw std::runtime_error("libmaniple.so has C interface " + std::to_string(maniple_c_interface()) +
@@ -123,7 +123,7 @@ PYBIND11_MODULE(_shim, m) {
     if (classes.size() != kErrorKinds) throw std::runtime_error("wrong number of classes of errors");
     for (int kind = 0; kind < kErrorKinds; ++kind) {
       py::object type = classes[static_cast<std::size_t>(kind)];
-      set_python_type(kind, type.release().ptr());  // kept for ever
+      set_python_type(kind, type.release().ptr());  // never released
     }
   });
   m.def("version", [] { return std::string(maniple_version()); });
@@ -175,7 +175,7 @@ PYBIND11_MODULE(_shim, m) {
           [](Backend& self) { return c10::static_intrusive_pointer_cast<BackendOptions>(self.getBackendOptions()); })
       .def("_set_default_timeout", &Backend::setTimeout)
       .def("perform_nocolor_split",
-           [](Backend&, const py::object&) {})  // by ranks outside of a group, which have no part in it
+           [](Backend&, const py::object&) {})  // called by ranks outside the group, which do not take part
 #endif
       .def("group_name", [](Backend& self) { return std::string(maniple_group_name(self.group())); });
   m.def("make_world", &make_world, release_gil());

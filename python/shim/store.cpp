@@ -16,7 +16,7 @@ void hand_over(const std::vector<std::uint8_t>& bytes, maniple_reply reply, void
   reply(to, reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-// The server is in the process of a rank, mostly: a store that fails is a process that has ended.
+// Usually a rank's process hosts the server, so a store error means that this process has ended.
 template <class Body>
 maniple_error* guarded(Body&& body) {
   try {

@@ -10,10 +10,10 @@ namespace {
 
 struct Element {
   int dtype;
-  std::size_t parts;  // elements of `dtype` that make one of the tensor
+  std::size_t parts;  // elements of `dtype` per tensor element
 };
 
-/// For moving, any dtype will do that has the same size; the ranks compare it.
+/// For data movement any dtype of the same size works; the ranks compare it.
 Element element_of(at::ScalarType type) {
   switch (type) {
     case at::kChar: return {MANIPLE_INT8, 1};
@@ -39,15 +39,14 @@ Element element_of(at::ScalarType type) {
   }
 }
 
-/// Whether a reduction sees the values themselves: not those of unsigned, 8-bit floating-point and other types that
-/// only travel.
+/// Whether the type can be reduced. Unsigned types above 8 bits, 8-bit floats and other types can only be moved.
 bool is_number(at::ScalarType type) {
   return element_of(type).parts == 1 &&
          (type == at::kChar || type == at::kShort || type == at::kInt || type == at::kLong || type == at::kByte ||
           type == at::kHalf || type == at::kBFloat16 || type == at::kFloat || type == at::kDouble || type == at::kBool);
 }
 
-/// A number or a tensor of one; PyTorch 1.13 has a list of tensors.
+/// The factor is a number or a one-element tensor; PyTorch 1.13 has a list of tensors.
 template <class Supplement>
 double factor_of(const Supplement& supplement) {
   if constexpr (requires { supplement.tensor_factor; }) {
@@ -71,7 +70,7 @@ void require_dense(const char* op, const at::Tensor& tensor) {
 
 bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
-/// Whether they lie one after the other in one storage.
+/// Whether the tensors are adjacent in one storage.
 bool are_consecutive(const std::vector<at::Tensor>& tensors) {
   const char* next = nullptr;
   for (const at::Tensor& tensor : tensors) {

@@ -18,7 +18,7 @@ namespace {
 using Future = c10::ivalue::Future;
 using namespace std::chrono_literals;
 
-// ---- The timer that starts what nobody waits for --------------------------------------------------------------------
+// ---- The timer that starts deferred operations ----------------------------------------------------------------------
 
 class StartTimer {
  public:
@@ -45,7 +45,7 @@ class StartTimer {
     return all;
   }
 
-  /// One system call, and no other thread runs unless the time passes.
+  /// Costs one system call; no other thread runs before the time has passed.
   void arm() const {
     static constexpr itimerspec kDelay{{0, 0}, {0, 100'000}};
     ::timerfd_settime(fd_, 0, &kDelay, nullptr);
@@ -58,8 +58,8 @@ class StartTimer {
       for (const auto& engine : engines()) {
         std::unique_lock order(engine->order, std::try_to_lock);
         if (!order) {
-          // Somebody starts an operation: look again. If one is run, nothing is deferred, and this thread must not
-          // disturb it.
+          // Another thread starts an operation: check again later. If that thread runs a collective by itself, no
+          // operation is deferred, and this thread must not disturb it.
           if (!engine->runs_here.load()) arm();
           continue;
         }
@@ -76,8 +76,8 @@ class StartTimer {
 
 // ---- Threads that complete futures ----------------------------------------------------------------------------------
 
-// A callback of a future may wait for another operation of the group (PowerSGD does), so it runs neither in the group's
-// thread nor behind another callback: there is always a thread that is free.
+// A future's callback may wait for another operation of the group (PowerSGD does). So it must not run in the group's
+// thread or wait for another callback; there is always a free thread.
 class CallbackThreads {
  public:
   static CallbackThreads& instance() {
@@ -188,7 +188,7 @@ void OperationWork::start() {
   start_locked();
 }
 
-/// Runs it in this thread if it is deferred and was called by this thread. False if a signal's handler raised an
+/// Runs the operation in this thread, if it is deferred and this thread called it. False if a signal handler raised an
 /// exception.
 bool OperationWork::run_here() {
   if (!is_deferred() || std::this_thread::get_id() != caller_) return true;
@@ -231,7 +231,7 @@ bool OperationWork::isCompleted() {
 bool OperationWork::wait(std::chrono::milliseconds timeout) {
   if (timeout == kNoTimeout && !run_here()) throw_python_error();
   start();
-  constexpr std::chrono::milliseconds kLook = 100ms;  // for signals
+  constexpr std::chrono::milliseconds kLook = 100ms;  // interval for checking signals
   const auto end = std::chrono::steady_clock::now() + timeout;
   std::unique_lock lock(mutex_);
   while (!cv_.wait_for(lock, kLook, [this] { return completed_; })) {
@@ -304,7 +304,7 @@ void leave_all() {
   for (const auto& engine : StartTimer::instance().engines()) leave(*engine);
 }
 
-// ---- Several as one -------------------------------------------------------------------------------------------------
+// ---- Combined works -------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -337,8 +337,8 @@ class CombinedWork : public c10d::Work {
     const std::vector<at::Tensor> results = result();
     for (const at::Tensor& tensor : results) {
       if (tensor.is_cpu()) continue;
-      // On a GPU nobody waits on the host: the current stream comes after all of them, and the future is complete
-      // there.
+      // On a GPU the host does not wait: the current stream waits for all works, and the future completes on that
+      // stream.
       for (const auto& work : works_) work->wait();
       future_ = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()),
                                             std::vector<at::Device>{tensor.device()});

@@ -1,4 +1,4 @@
-// A rank that is a process of its own: this program, started again.
+// A rank in a separate process: this program, started again.
 #include <gtest/gtest.h>
 
 #include <fcntl.h>
@@ -24,7 +24,7 @@ std::optional<ChildMode> read_mode() {
   ChildMode mode;
   std::istringstream in{std::string(text)};
   in >> mode.rank >> mode.run_index >> mode.channel >> mode.dir >> mode.init_method >> mode.hosts;
-  ::unsetenv(kChildVariable);  // programs that a rank starts are no ranks
+  ::unsetenv(kChildVariable);  // programs that a rank starts are not ranks
   if (mode.channel < 0) mode.channel = report_to_run(mode.dir, mode.rank).release();
   ::fcntl(mode.channel, F_SETFD, FD_CLOEXEC);
   return mode;
@@ -66,7 +66,7 @@ class ChildChannel : public ControlChannel {
   Message receive() {
     bool gone = false;
     const auto message = receive_message(fd_, true, gone);
-    if (!message) std::_Exit(2);  // the parent is no more
+    if (!message) std::_Exit(2);  // the parent is gone
     return *message;
   }
 

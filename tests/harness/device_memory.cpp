@@ -28,7 +28,7 @@ void require(cudaError_t status, const char* call) {
   if (status != cudaSuccess) throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(status));
 }
 
-// What the driver keeps for the whole process is no leak of a test.
+// Resources that the driver keeps for the whole process do not count as a test's leak.
 const bool kStarted = call_before_first_count([] {
   if (!test_device().is_cpu()) require(cudaFree(nullptr), "cudaFree(nullptr)");
 });

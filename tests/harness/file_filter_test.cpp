@@ -1,4 +1,4 @@
-// MANIPLE_TEST_FILES: of a program of several files, the tests of some. This program has two, this one and
+// Tests MANIPLE_TEST_FILES, which selects the tests of some of a program's files. This program has two: this one and
 // harness_test.cpp.
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The harness itself, with ranks that do not communicate.
+// Tests the harness itself, with ranks that do not communicate.
 #include "harness/run_ranks.h"
 
 #include <gtest/gtest-spi.h>
@@ -76,8 +76,8 @@ TEST_P(EveryMode, ThrowAtEndsOneRankOnly) {
   EXPECT_FALSE(result.ended[1].finished);
 }
 
-// A failure on one rank must end a rank that would wait for ever; its text must name the rank. The failures are
-// intercepted, so that this test passes when the inner one fails.
+// A failure on one rank must end a rank that would wait forever, and its text must name the failed rank. Failures are
+// intercepted, so that this test passes when the inner test fails.
 std::vector<std::string> failures_of(const RunOptions& options, const std::function<void(Rank&)>& body) {
   std::vector<std::string> texts;
   if (is_child()) {
@@ -203,7 +203,7 @@ TEST(Netns, RanksOfDifferentHostsAreInDifferentNamespaces) {
   EXPECT_NE(names.at(0), names.at(2));
 }
 
-// A connection to a port nobody listens on is refused at once by a host that can be reached, and by none that cannot.
+// A reachable host refuses a connection to an unused port at once; an unreachable host never replies.
 bool is_heard(const std::string& address) {
   const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   sockaddr_in peer{};

@@ -27,7 +27,7 @@ bool call_before_first_count(void (*warm_up)()) {
 }
 
 ProcessResources ProcessResources::now() {
-  // The thread sanitizer starts a thread of its own with the first one; it is there before we count.
+  // The thread sanitizer starts a thread of its own together with the first thread; make it exist before counting.
   static const bool first_thread = [] {
     std::thread([] {}).join();
     for (const auto warm_up : warm_ups()) warm_up();
@@ -39,15 +39,15 @@ ProcessResources ProcessResources::now() {
     const std::string target = link_target("/proc/self/fd/" + name);
     // The listing's own descriptor shows up in the listing.
     if (target.empty() || target.starts_with("/proc/")) continue;
-    // LibTorch 2.6 asks what caches there are when it first needs to know, and leaves the files open.
+    // LibTorch 2.6 reads the cache sizes on first use, and leaves the files open.
     if (target.starts_with("/sys/devices/system/cpu/")) continue;
-    // A sanitizer talks to its symbolizer by pipes, which it opens when it first needs it.
+    // A sanitizer opens pipes to its symbolizer on first use.
     if (kSanitized && target.starts_with("pipe:")) continue;
     held.descriptors_.insert(fmt::format("{} -> {}", name, target));
   }
   held.threads_ = names_in("/proc/self/task").size();
   for (const std::string& name : names_in("/dev/shm")) {
-    const bool of_a_test = name.starts_with("maniple-test-");  // a TemporaryDirectory of one that runs beside us
+    const bool of_a_test = name.starts_with("maniple-test-");  // another test's TemporaryDirectory
     if (name.find("maniple") != std::string::npos && !of_a_test) held.shared_memory_.insert("/dev/shm/" + name);
   }
   return held;
@@ -58,7 +58,7 @@ std::vector<std::string> ProcessResources::leaked_since(const ProcessResources& 
   for (;;) {
     std::vector<std::string> leaks = now().beyond(before);
     if (leaks.empty() || std::chrono::steady_clock::now() >= until) return leaks;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // sleep: between two looks at /proc
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // sleep: between two polls of /proc
   }
 }
 

@@ -1,4 +1,4 @@
-// main of every program that uses run_ranks: the program itself, and each of its ranks when it starts itself again.
+// main() of every program that uses run_ranks, both for the test program itself and for its ranks.
 #include <gtest/gtest.h>
 
 #include <sys/prctl.h>
@@ -17,9 +17,9 @@
 
 namespace {
 
-/// MANIPLE_TEST_FILES: several sources of tests are one program, and each is an entry of its own in ctest. Of the tests
-/// that the filter selects, only those in these files (names without folders, separated by blanks) will run. False,
-/// with a message on stderr, if one of the files holds no test of this program.
+/// Applies MANIPLE_TEST_FILES: a program contains several test sources, and each is a separate entry in ctest. Of the
+/// tests that the filter selects, only tests in these files (names without folders, separated by blanks) run. Returns
+/// false, with a message on stderr, if one of the files contains no test of this program.
 bool select_files(std::string_view names) {
   std::map<std::string, int, std::less<>> tests_in;
   std::istringstream in{std::string(names)};

@@ -41,7 +41,7 @@ sockaddr_un address_in(const std::string& dir) {
   return address;
 }
 
-// mpirun reaches other hosts by a remote shell; between namespaces this one does.
+// Writes the script that replaces mpirun's remote shell between namespaces.
 std::string remote_shell(const MpiLaunch& launch) {
   const std::string path = launch.dir + "/remote-shell";
   launch.network->write_remote_shell(path);
@@ -62,7 +62,7 @@ std::string host_list(const MpiLaunch& launch) {
 std::vector<std::string> command(const MpiLaunch& launch) {
   std::vector<std::string> words;
   const auto add = [&](std::initializer_list<std::string> more) { words.insert(words.end(), more); };
-  // A rank that dies must not end the others: what they report is what is tested.
+  // A rank that dies must not end the other ranks, because the tests check what those report.
   if (with_mpich()) {
     add({"mpirun.mpich", "-disable-auto-cleanup"});
     if (launch.network)
@@ -76,15 +76,16 @@ std::vector<std::string> command(const MpiLaunch& launch) {
            "btl", "tcp,self", "--host", host_list(launch)});
     } else {
       add({"--mca", "btl",
-           "^tcp,ofi"});  // tcp complains where there is no network; ofi sleeps for a second in MPI_Finalize
+           "^tcp,ofi"});  // tcp reports errors without a network; ofi sleeps for a second in MPI_Finalize
     }
   }
   add({"-n", std::to_string(launch.n), "env"});
   for (const auto& [name, value] : launch.env) words.push_back(name + "=" + value);
-  if (!with_mpich()) add({"OMPI_MCA_orte_enable_recovery=1"});  // Open MPI 5 does not tell the ranks
-  // Whatever their options, MPICH's launcher kills the ranks of a host when one of them ends by a signal, and that of
-  // Open MPI 5 when one ends with another status than 0. A shell in between turns the one into a status, and hides the
-  // other. (MPICH's launcher also sends SIGUSR1 to all; MPICH takes it, a shell would die of it.)
+  if (!with_mpich()) add({"OMPI_MCA_orte_enable_recovery=1"});  // Open MPI 5 does not set it for the ranks
+  // Whatever their options, MPICH's launcher kills a host's ranks when one of them ends by a signal, and Open MPI 5's
+  // launcher when one ends with a status other than 0. A shell in between turns the signal into a status for MPICH, and
+  // hides the status from Open MPI. (MPICH's launcher also sends SIGUSR1 to all ranks; MPICH handles it, but it would
+  // kill a shell.)
   add({"sh", "-c", with_mpich() ? "trap '' USR1; \"$@\"; exit $?" : "\"$@\"; exit 0", "sh"});
   words.insert(words.end(), launch.program.begin(), launch.program.end());
   return words;

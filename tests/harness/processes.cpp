@@ -1,4 +1,4 @@
-// Ranks as processes: the parent starts them, hands messages around, and sees that all of them end.
+// Ranks as processes: the parent starts them, exchanges messages with them, and ensures that all of them end.
 #include <gtest/gtest.h>
 
 #include <fcntl.h>
@@ -33,8 +33,8 @@ using bench::InsideNamespace;
 using bench::VirtualNetwork;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kGraceAfterFailure = std::chrono::seconds(2);  // for the other ranks to report what they saw
-constexpr int kLookMs = 10;                                   // between looks for ended and stopped processes
+constexpr auto kGraceAfterFailure = std::chrono::seconds(2);  // for the other ranks to report their errors
+constexpr int kLookMs = 10;                                   // interval for polling ended and stopped processes
 
 struct Child {
   pid_t pid = -1;
@@ -47,8 +47,8 @@ struct Child {
   std::string phase;
 };
 
-/// "groups_test in futex_do_wait, maniple-net in ep_poll": in the kernel; the place is 0 where this user may not know
-/// it.
+/// "groups_test in futex_do_wait, maniple-net in ep_poll": where the threads wait in the kernel; 0 if this user may not
+/// read it.
 std::string where_threads_are(pid_t pid) {
   const std::string tasks = fmt::format("/proc/{}/task", pid);
   std::vector<std::string> places;
@@ -195,7 +195,7 @@ class ProcessRun {
     }
   }
 
-  // Ranks that are children of mpirun: they have ended when their channel is closed, and it has when all of them have.
+  // For ranks that mpirun started: a rank has ended when its channel is closed, and mpirun ends after all ranks.
   void look_for_changes_by_mpirun() {
     for (int rank = 0; rank < options_.n; ++rank) {
       Child& child = children_[rank];
@@ -290,7 +290,7 @@ class ProcessRun {
     kill_all();
   }
 
-  // Each rank leads a process group of its own, so what it has started goes with it.
+  // Each rank leads its own process group, so processes that it has started are killed with it.
   void kill_all() {
     if (launcher_ >= 0) {
       ::kill(-launcher_, SIGKILL);
@@ -338,7 +338,7 @@ class ProcessRun {
   std::string init_method_;
   std::vector<Child> children_;
   RunResult result_;
-  std::vector<Failure> failures_;  // in the order in which they happened
+  std::vector<Failure> failures_;  // in order of time
   std::vector<std::string> skips_;
   Clock::time_point deadline_;
 };

@@ -12,7 +12,7 @@ namespace maniple::harness {
 
 namespace {
 
-/// NCCL refuses ranks that share a GPU, unless they seem to be on different hosts.
+/// Makes NCCL accept ranks that share a GPU: it refuses them unless they seem to be on different hosts.
 void seem_alone(const InitOptions& options, int rank) {
   if (options.backend.find("nccl") != std::string::npos) ::setenv("NCCL_HOSTID", std::to_string(rank).c_str(), 1);
 }
@@ -49,7 +49,7 @@ void Rank::step() {
 void Rank::kill_self() {
   report("fault_at", now_s());
   ::kill(::getpid(), SIGKILL);
-  for (;;) ::pause();  // the signal is on its way
+  for (;;) ::pause();  // until the signal arrives
 }
 
 void Rank::stop_self() {

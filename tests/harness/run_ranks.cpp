@@ -62,7 +62,7 @@ bool is_child() noexcept { return child_mode().has_value(); }
 
 namespace {
 
-// A skip inside a function that is not the test's body must not return from it.
+// GTEST_SKIP returns from the function that uses it, so it needs a function of its own outside the test's body.
 void skip(const std::string& reason) { GTEST_SKIP() << reason; }
 
 }  // namespace
@@ -73,7 +73,7 @@ RunResult run_ranks(const RunOptions& options, const std::function<void(Rank&)>&
     if (mode->run_index != run_index) return {};
     run_as_child(options, *mode, body);
   }
-  // LibTorch has one thread for the backwards of all threads of a process on a GPU: ranks must not share it.
+  // On a GPU, LibTorch runs the backward passes of all threads in one thread, which ranks must not share.
   const bool as_threads = options.as == As::threads && test_device().is_cpu();
   if (as_threads) return run_as_threads(options, body);
   if (options.as == As::netns) {

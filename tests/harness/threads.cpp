@@ -28,7 +28,7 @@ struct RunEnded : std::runtime_error {
   RunEnded() : std::runtime_error("the run has failed on another rank") {}
 };
 
-// Sets variables for the time of a run.
+// Sets environment variables for the duration of a run.
 class Environment {
  public:
   explicit Environment(const RunOptions& options) {
@@ -164,7 +164,7 @@ class ThreadRun {
     changed_.notify_all();
   }
 
-  // Waits for the ranks; on failure or when the limit passes, wakes those that are stuck in their world.
+  // Waits for the ranks. On failure or after the limit, wakes ranks that are stuck in their world.
   void supervise() {
     const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(options_.limit * kSlowdown);
     std::unique_lock lock(mutex_);
@@ -204,7 +204,7 @@ class ThreadRun {
   std::condition_variable changed_;
   RunResult result_;
   std::vector<std::weak_ptr<ProcessGroup>> worlds_;
-  std::vector<std::string> later_failures_;  // of other ranks, once the run had failed
+  std::vector<std::string> later_failures_;  // of other ranks, after the run had failed
   int living_ = 0;
   bool failed_ = false;
   std::string phase_name_;
