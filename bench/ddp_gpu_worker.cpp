@@ -1,16 +1,16 @@
-// One rank of the training of `maniple bench gpu`: steps on a GPU, plain and with DistributedDataParallel.
+// One rank of the training in `maniple bench gpu`: steps on a GPU, plain and with DistributedDataParallel.
 //
 //   ddp_gpu_worker MODEL BACKEND ROUNDS KINDS      KINDS: some of plain,DDP,again,hooks,buckets,skip, in any order
 //
-// What the cost of DDP is made of: `again` is a second plain one, which shows what chance does; `hooks` DDP under
-// no_sync, which averages nothing; `buckets` DDP that does not broadcast buffers; `skip` trains nothing, but takes a
-// stream from LibTorch's pool, so that what follows gets others.
+// The other kinds split up the cost of DDP: `again` is a second plain one, which shows the noise; `hooks` is DDP under
+// no_sync, which does not average; `buckets` is DDP without broadcasting buffers; `skip` does not train, but takes a
+// stream from LibTorch's pool, so that the following kinds get other streams.
 //
 // MODEL: resnet50 (batch 128, channels-last, bfloat16), gpt2 (16 x 1024, bfloat16), mlp (50 layers of width 64, batch
-// 32). A round has steps of each kind, back to back; the host waits once at the end. Both kinds alternate, so that they
-// find the GPU in the same state, and medians over the rounds count. Optimizer: SGD with momentum on lists of tensors
-// (foreach), PyTorch's default on a GPU. Rank 0 prints one JSON object for each kind. The number of ranks comes from
-// the environment; one rank takes the same path as many.
+// 32). A round runs steps of each kind, back to back; the host waits once at the end. The kinds alternate, so that they
+// find the GPU in the same state, and medians over the rounds count. The optimizer is SGD with momentum on lists of
+// tensors (foreach), PyTorch's default on a GPU. Rank 0 prints one JSON object per kind. The number of ranks comes from
+// the environment; one rank takes the same path as several.
 #include <ATen/autocast_mode.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/torch.h>
@@ -71,8 +71,7 @@ nn::Sequential resnet50() {
   return net;
 }
 
-/// As PyTorch's nn.Linear does it. That of LibTorch adds the bias in a pass of its own where the input has more than
-/// two dimensions.
+/// Like PyTorch's nn.Linear. LibTorch's own adds the bias in a separate pass if the input has more than two dimensions.
 Tensor linear(const nn::Linear& layer, const Tensor& x) { return torch::linear(x, layer->weight, layer->bias); }
 
 struct BlockImpl : nn::Module {
@@ -118,7 +117,7 @@ struct Gpt2Impl : nn::Module {
   nn::Linear head{nullptr};
 };
 
-/// SGD with momentum 0.9 on all parameters at once, as PyTorch's own does on a GPU.
+/// SGD with momentum 0.9 on all parameters at once, like PyTorch's on a GPU.
 struct FastSgd {
   explicit FastSgd(std::vector<Tensor> all) : parameters(std::move(all)) {
     for (const Tensor& p : parameters) momenta.push_back(torch::zeros_like(p));
@@ -156,13 +155,13 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// What is trained, and on what.
+/// The training's data and settings.
 struct Task {
   std::string name;
   Tensor x, y;
   bool bf16 = false;
-  int steps = 10;          ///< of a round
-  std::int64_t items = 0;  ///< images, tokens or samples of a step
+  int steps = 10;          ///< per round
+  std::int64_t items = 0;  ///< images, tokens or samples per step
   std::string kinds = {};
   int rounds = 7;
 };
@@ -177,7 +176,7 @@ void print_row(const Task& task, const char* kind, std::vector<double> step_us, 
   std::fflush(stdout);
 }
 
-/// A module on the GPU with its optimizer, trained in one of the ways.
+/// A module on the GPU with its optimizer, trained as one of the kinds.
 template <class Module>
 struct Trained {
   Trained(std::shared_ptr<Module> made, const Task& task, std::string how)
@@ -196,7 +195,7 @@ struct Trained {
     sgd = std::make_unique<FastSgd>(module->parameters());
   }
 
-  /// Microseconds of one step, and how many of them the host took to enqueue it.
+  /// Microseconds per step, and the host's microseconds for enqueueing it.
   std::pair<double, double> time(const Task& task, int count) {
     using Clock = std::chrono::steady_clock;
     std::unique_ptr<maniple::NoSync> alone;

@@ -1,12 +1,11 @@
-// One rank of `maniple bench ddp`: trains a model with and without the averaging of gradients and says how long a step
-// takes.
+// One rank of `maniple bench ddp`: trains a model with and without gradient averaging, and reports the time of a step.
 //
 //   ddp_worker MODEL RANK RANKS INIT_METHOD STEPS SECONDS      rank 0 prints one JSON object
 //
-// Method, the same as ddp_torch.py's: one computing thread, on this rank's share of the cores; a step is zero_grad,
-// forward, cross entropy, backward, SGD. Steps without (no_sync) and with averaging alternate in short blocks, so that
-// whatever disturbs the machine hits both. All ranks begin a block together; its time is that of the slowest rank. The
-// figure is the median over blocks, divided by the steps of a block.
+// The method is the same as in ddp_torch.py: one computing thread, on this rank's share of the cores; a step is
+// zero_grad, forward, cross entropy, backward, SGD. Steps without averaging (no_sync) and with averaging alternate in
+// short blocks, so that disturbances of the machine hit both. All ranks begin a block together; the slowest rank's time
+// counts. The figure is the median over blocks, divided by the steps per block.
 #include <sched.h>
 #include <sys/resource.h>
 
@@ -55,8 +54,7 @@ struct Mlp : torch::nn::Module {
 
 constexpr std::int64_t kWidth = 256, kHeads = 8, kVocabulary = 256;
 
-/// As PyTorch's nn.Linear does it. That of LibTorch adds the bias in a pass of its own where the input has more than
-/// two dimensions.
+/// Like PyTorch's nn.Linear. LibTorch's own adds the bias in a separate pass if the input has more than two dimensions.
 Tensor linear(const torch::nn::Linear& layer, const Tensor& x) { return torch::linear(x, layer->weight, layer->bias); }
 
 struct Block : torch::nn::Module {
@@ -102,7 +100,7 @@ struct Task {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-/// MANIPLE_BENCH_OVERLAP, to compare the ways; unset: what a user gets.
+/// MANIPLE_BENCH_OVERLAP selects the kind of overlap, for comparisons; unset: the default that users get.
 maniple::Overlap overlap() {
   const char* wished = std::getenv("MANIPLE_BENCH_OVERLAP");
   if (wished == nullptr) return maniple::Overlap::automatic;

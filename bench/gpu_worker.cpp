@@ -1,11 +1,11 @@
-// One rank of the collectives of `maniple bench gpu`: all_reduce of float32 in memory of a GPU, through the public API.
+// One rank of the collectives in `maniple bench gpu`: all_reduce of float32 in GPU memory, through the public API.
 //
 //   gpu_worker BACKEND SIZES ROUNDS MILLISECONDS       BACKEND: cuda, nccl, native; started by `maniple run`
 //
-// Operations are enqueued back to back on one stream, and the host waits once at the end: what is reported is the time
-// of one. A round measures each variant in turn (registered and ordinary memory; with nccl also NCCL's own calls,
-// without Maniple), so that all find the GPU in the same state; medians over the rounds count, of the slowest rank.
-// Rank 0 prints one JSON object a line.
+// Operations are enqueued back to back on one stream, and the host waits once at the end; the time per operation is
+// reported. A round measures each variant in turn (registered and ordinary memory; with nccl also NCCL's own calls,
+// without Maniple), so that all find the GPU in the same state. Medians over the rounds of the slowest rank count. Rank
+// 0 prints one JSON object per line.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -31,9 +31,9 @@ namespace maniple::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::size_t kChecked = 4096;        // elements at each end whose result is looked at
-constexpr std::uint64_t kMostCalls = 500;     // of a round: the queue of a stream has an end
-constexpr std::uint64_t kSlowNs = 5'000'000;  // a call above this is measured alone, in three rounds
+constexpr std::size_t kChecked = 4096;        // elements checked at each end of the result
+constexpr std::uint64_t kMostCalls = 500;     // per round, because a stream's queue is limited
+constexpr std::uint64_t kSlowNs = 5'000'000;  // slower calls are measured one at a time, in three rounds
 
 void check(cudaError_t code, const char* call) {
   if (code != cudaSuccess) throw std::runtime_error(fmt::format("{}: {}", call, cudaGetErrorString(code)));
@@ -43,13 +43,13 @@ std::uint64_t nanoseconds_since(Clock::time_point start) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - start).count());
 }
 
-/// What a rank puts at an index, and what all of them together make of it.
+/// A rank's input at an index, and the expected sum over all ranks.
 float input(int rank, std::size_t index) { return static_cast<float>(index % 13 + static_cast<std::size_t>(rank) + 1); }
 float sum(int ranks, std::size_t index) {
   return static_cast<float>(ranks) * static_cast<float>(index % 13) + static_cast<float>(ranks * (ranks + 1) / 2);
 }
 
-/// One way to reduce: who, on which memory.
+/// One way to reduce: a system and a kind of memory.
 struct Variant {
   std::string system, kind;
   float* in = nullptr;
@@ -57,7 +57,7 @@ struct Variant {
   std::function<void(float* in, float* out, std::size_t count)> call = {};
 };
 
-/// Of one variant and size.
+/// The samples of one variant and size.
 struct Samples {
   std::vector<double> each_us, enqueue_us;
 };
@@ -84,7 +84,7 @@ class Worker {
     return static_cast<float*>(memory_.back().data());
   }
 
-  /// All ranks have called it, and know the largest value.
+  /// Collective: returns the maximum over all ranks.
   std::uint64_t largest(std::uint64_t value) {
     auto number = static_cast<std::int64_t>(value);
     group_->all_reduce(buffer_of(number), ReduceOp::max);
@@ -132,7 +132,7 @@ class Worker {
  private:
   void wait() const { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
 
-  /// One call with known inputs; both ends of the result are compared. Leaves zeros, whose sums stay zeros.
+  /// Makes one call with known inputs and checks both ends of the result. Leaves zeros, whose sums stay zeros.
   void verify(const Variant& variant, std::size_t count) {
     const std::size_t part = std::min(count, kChecked);
     std::vector<float> values(part);
@@ -153,13 +153,13 @@ class Worker {
                                              sum(ranks(), first + i)));
       }
     }
-    largest(0);  // nobody clears what another still reads
+    largest(0);  // do not clear memory that another rank still reads
     for (float* memory : {variant.in, variant.out}) check(cudaMemset(memory, 0, count * sizeof(float)), "cudaMemset");
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     largest(0);
   }
 
-  /// Nanoseconds of one call, of the slowest rank.
+  /// The slowest rank's nanoseconds per call.
   double time(const Variant& variant, std::size_t count, std::uint64_t calls, Samples* samples) {
     largest(0);
     const auto start = Clock::now();
@@ -195,7 +195,7 @@ void check(ncclResult_t result, const char* call) {
   if (result != ncclSuccess) throw std::runtime_error(fmt::format("{}: {}", call, nccl_plugin::describe(result)));
 }
 
-/// A communicator of NCCL's own over the same ranks. Lives until the process ends.
+/// A plain NCCL communicator over the same ranks, kept until the process ends.
 std::function<void(float*, float*, std::size_t)> bare_nccl(Worker& worker) {
   const nccl_plugin::NcclLibrary& library = nccl_plugin::nccl();
   if (!library.missing.empty()) throw std::runtime_error(library.missing);
@@ -214,7 +214,7 @@ std::function<void(float*, float*, std::size_t)> bare_nccl(Worker& worker) {
 
 void add_variants(Worker& worker, const std::string& backend) {
   const auto ours = [&worker](float* in, float* out, std::size_t count) { worker.all_reduce(in, out, count); };
-  // One rank in place has nothing to do for NCCL: so it copies.
+  // For a single rank in place NCCL has no work, so let it copy.
   const bool apart = backend == "nccl" && worker.ranks() == 1;
   const auto add = [&](const std::string& system, const std::string& kind, float* memory, const auto& call) {
     worker.variants().push_back({system, kind, memory, apart ? worker.ordinary() : memory, call});
@@ -234,7 +234,7 @@ int number_in(const char* variable, int otherwise) {
 
 int run(const std::string& backend, const std::vector<std::uint64_t>& sizes, int rounds, double milliseconds) {
   if (backend == "nccl" && number_in("WORLD_SIZE", 1) > 1) {
-    // NCCL refuses two ranks on one GPU unless it takes them for ranks of two hosts.
+    // NCCL refuses two ranks on one GPU unless they seem to be on two hosts.
     setenv("NCCL_HOSTID", fmt::format("rank{}", number_in("RANK", 0)).c_str(), 1);
     setenv("NCCL_SOCKET_IFNAME", "lo", 0);
   }
@@ -251,7 +251,7 @@ int run(const std::string& backend, const std::vector<std::uint64_t>& sizes, int
   }
   add_variants(worker, backend);
   for (const std::uint64_t bytes : sizes) worker.measure(bytes, rounds, milliseconds);
-  worker.largest(0);  // nobody leaves while others still need it
+  worker.largest(0);  // do not leave while other ranks still need this one
   return 0;
 }
 

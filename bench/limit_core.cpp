@@ -1,5 +1,5 @@
-// What one core does with memory: copying (memcpy) and adding (a += b) at the sizes of a work item. GB/s are bytes of
-// the destination by time, as for an operation on a buffer of that size.
+// The memory speed of one core: copying (memcpy) and adding (a += b) at the sizes of a work item. GB/s are the
+// destination's bytes per time, as for an operation on a buffer of that size.
 #include <chrono>
 #include <cstdio>
 #include <cstring>

@@ -1,10 +1,10 @@
-// The limit of all_reduce among ranks that share a GPU, for `maniple bench gpu`: memory that all ranks map and one
-// kernel that waits for those of the other ranks, adds, and writes the sum to all. No checks, no deadlines, no stop
-// flag: nothing real can be much faster.
+// The limit of all_reduce among ranks that share a GPU, for `maniple bench gpu`: all ranks map the memory, and one
+// kernel per rank waits for the other ranks' kernels, adds, and writes the sum to all ranks. Without checks, deadlines
+// or a stop flag, so a real implementation cannot be much faster.
 //
 //   limit_gpu RANKS SIZES ROUNDS MILLISECONDS          under MPS, as kernels of all ranks must run at the same time
 //
-// Ranks are forked here. Nothing of Maniple's own communication is in this program, on purpose.
+// The program forks its ranks. It deliberately avoids Maniple's communication code.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <sys/socket.h>
@@ -40,9 +40,9 @@ void check(CUresult code, const char* call) {
 }
 #define CHECK(call) check(call, #call)
 
-// ---- Descriptors of memory, from rank to rank -----------------------------------------------------------------------
+// ---- Passing memory descriptors between ranks -----------------------------------------------------------------------
 
-/// One socket for each pair of sender and receiver, made before the ranks are forked.
+/// One socket per pair of sender and receiver, created before the ranks are forked.
 struct Sockets {
   int ends[kMostRanks][kMostRanks][2];
   explicit Sockets(int ranks) {
@@ -92,7 +92,7 @@ int receive_descriptor(int socket) {
   return descriptor;
 }
 
-/// Memory of all ranks: each makes its own and maps that of the others. Until the process ends.
+/// Each rank allocates its memory and maps the other ranks' memory. Never unmapped.
 MappedRanks map_all(int ranks, int self, std::size_t bytes, const Sockets& sockets) {
   CUmemAllocationProp kind{};
   kind.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -165,7 +165,7 @@ double measure(int rank, const Request& request, SharedLargest& agreement, const
 
 void run(int rank, const Request& request, const Sockets& sockets, SharedLargest agreement) {
   CHECK(cudaSetDevice(0));
-  CHECK(cudaFree(nullptr));  // makes the context that the driver's functions below use
+  CHECK(cudaFree(nullptr));  // creates the context for the driver functions below
   int processors = 0;
   CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0));
   const std::size_t most = *std::max_element(request.sizes.begin(), request.sizes.end());
@@ -179,7 +179,7 @@ void run(int rank, const Request& request, const Sockets& sockets, SharedLargest
     const std::size_t each = (count + n - 1) / n, begin = std::min(count, each * static_cast<std::size_t>(rank));
     const std::size_t end = std::min(count, begin + each);
     double best = 0;
-    // One or two blocks of all ranks together on each multiprocessor: whichever is faster here.
+    // One or two blocks per multiprocessor, over all ranks together: the faster variant counts.
     for (const int share : {1, 2}) {
       const auto room = static_cast<std::size_t>(std::clamp(share * processors / request.ranks, 1, kMostBlocks));
       const int blocks = static_cast<int>(std::clamp<std::size_t>((each + kThreads - 1) / kThreads, 1, room));
@@ -211,8 +211,8 @@ int main(int argc, char** argv) try {
     std::fprintf(stderr, "usage: limit_gpu 1|2|4|8 SIZES ROUNDS MILLISECONDS\n");
     return 2;
   }
-  // The launcher knows of one process and gives it all queues of the GPU; with as many for each rank, some could not
-  // begin.
+  // The launcher knows only one process and gives it all the GPU's queues. If every rank used that many, some could not
+  // start.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(std::max(2, 32 / ranks)).c_str(), 1);
   const Sockets sockets(ranks);
   const SharedLargest agreement(ranks);
@@ -220,7 +220,7 @@ int main(int argc, char** argv) try {
     try {
       run(rank, request, sockets, agreement);
     } catch (const std::exception& error) {
-      // The others would wait for this rank. They end with the first, which started them.
+      // The other ranks would wait for this one. They end with rank 0, which has forked them.
       std::fprintf(stderr, "limit_gpu: rank %d: %s\n", rank, error.what());
       if (rank != 0) kill(getppid(), SIGKILL);
       _exit(1);

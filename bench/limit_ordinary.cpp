@@ -1,8 +1,8 @@
-// How fast n processes can all-reduce buffers that are private to each: the yardstick for ordinary memory.
+// The limit for n processes that all-reduce private buffers, the yardstick for ordinary memory.
 //
-// The buffer travels in chunks through shared slots that stay in the cache. Each rank copies its chunk into its slot
-// and adds the other ranks' chunks straight from theirs; a few slots in a row let copying run ahead of adding. For n
-// ranks each byte is copied once and read n - 1 times, which is the least for two ranks.
+// The buffer moves in chunks through shared slots that stay in the cache. Each rank copies its chunk into its slot and
+// adds the other ranks' chunks directly from their slots; a ring of slots lets copying run ahead of adding. For n ranks
+// each byte is copied once and read n - 1 times, which is the minimum for two ranks.
 #include <algorithm>
 #include <cstring>
 
@@ -19,7 +19,7 @@ void add(float* __restrict into, const float* __restrict from, std::size_t count
   for (std::size_t i = 0; i < count; ++i) into[i] += from[i];
 }
 
-/// The shared side: per rank a ring of slots and two counters of chunks.
+/// The shared state: a ring of slots and two chunk counters per rank.
 struct Stage {
   explicit Stage(int count)
       : ranks(count),
@@ -33,8 +33,8 @@ struct Stage {
 
   int ranks;
   std::byte* slots;
-  Flag* filled;    ///< chunks that a rank has put into its slots, ever
-  Flag* consumed;  ///< chunks of all others that a rank has added, ever
+  Flag* filled;    ///< total chunks that a rank has put into its slots
+  Flag* consumed;  ///< total chunks that a rank has added from all other ranks
 };
 
 class Staged final : public Communicator {

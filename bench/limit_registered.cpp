@@ -1,8 +1,8 @@
-// How fast n processes can all-reduce a buffer that all of them map: the yardstick for registered memory.
+// The limit for n processes that all-reduce a buffer which all of them map, the yardstick for registered memory.
 //
-// Each rank owns one slice of the buffer: it adds that slice of all ranks, in place, and writes the sum to all of them.
-// One barrier before (everybody's data is there) and one after (everybody's sums are there). No checks, no errors, no
-// queue: what memory and cores allow.
+// Each rank owns one slice of the buffer: it adds this slice of all ranks, in place, and writes the sum to all of them.
+// One barrier precedes the sum (all ranks' data is present) and one follows it (all sums are written). Without checks,
+// errors or a queue, only memory and cores limit the speed.
 #include <algorithm>
 #include <cstring>
 
@@ -12,7 +12,7 @@
 namespace maniple::bench {
 namespace {
 
-constexpr std::size_t kBlock = 1024;  // floats that stay in the first-level cache while they are summed and handed out
+constexpr std::size_t kBlock = 1024;  // floats; stays in the first-level cache while being summed and written
 
 void reduce_two(float* __restrict mine, float* __restrict theirs, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {

@@ -1,11 +1,11 @@
-// `maniple bench optim`: how long a step of an optimizer takes, LibTorch's and ours in turn.
+// `maniple bench optim`: the time of an optimizer step, for LibTorch and Maniple in turn.
 //
 //   optim_worker MODELS SECONDS      prints a table, and each of its rows as a JSON object
 //
-// small: 200 tensors of up to 4096 elements, where the calls cost more than the arithmetic; large: 25 million elements
-// in 48 tensors, where memory does. Both optimizers have parameters of their own and the same gradients. Blocks of
-// steps alternate, so that whatever disturbs the machine hits both; the figure is the median over blocks, divided by
-// the steps of a block.
+// small: 200 tensors of up to 4096 elements, where the calls cost more than the arithmetic. large: 25 million elements
+// in 48 tensors, where memory accesses cost more. Each optimizer has its own parameters; both use the same gradients.
+// Blocks of steps alternate, so that disturbances of the machine hit both. The figure is the median over blocks,
+// divided by the steps per block.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -38,7 +38,7 @@ std::vector<std::vector<std::int64_t>> shapes_of(const std::string& model) {
   return shapes;
 }
 
-/// Parameters of their own, with these gradients.
+/// New parameters with these gradients.
 std::vector<Tensor> parameters_with(const std::vector<Tensor>& gradients) {
   std::vector<Tensor> parameters;
   for (const Tensor& gradient : gradients) {
@@ -73,10 +73,10 @@ void measure(const std::string& model, const Contest& contest, double seconds) {
   }
   const auto theirs = contest.torch(parameters_with(gradients));
   const auto ours = contest.maniple(parameters_with(gradients));
-  theirs->step(), ours->step();  // states are made
+  theirs->step(), ours->step();  // creates the optimizers' states
   const auto begin = Clock::now();
   theirs->step();
-  const int steps = std::max(1, static_cast<int>(0.02 / seconds_since(begin)));  // of a block
+  const int steps = std::max(1, static_cast<int>(0.02 / seconds_since(begin)));  // per block
   const auto block = [steps](torch::optim::Optimizer& optimizer) {
     const auto first = Clock::now();
     for (int i = 0; i < steps; ++i) optimizer.step();

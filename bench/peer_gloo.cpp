@@ -1,4 +1,4 @@
-// The peer Gloo: the same work item through Gloo's collectives over its TCP transport (the only one it has on a CPU).
+// The peer Gloo: runs a work item with Gloo's collectives over TCP, its only CPU transport.
 //
 //   peer_gloo WORK_ITEM RANK DIRECTORY ADDRESS      the ranks find each other by files in DIRECTORY and use ADDRESS's
 //                                                   interface

@@ -1,4 +1,4 @@
-// The peer MPI: the same work item through MPI's own collectives. Built once against Open MPI and once against MPICH.
+// The peer MPI: runs a work item with MPI's own collectives. Built once against Open MPI and once against MPICH.
 #include <mpi.h>
 
 #include <cstdio>

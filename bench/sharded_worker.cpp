@@ -1,13 +1,13 @@
-// `maniple bench sharded`: what dividing the optimizer over ranks is worth. AdamW on every rank, ShardedOptimizer, and
-// ShardedOptimizer with shared_parameters.
+// `maniple bench sharded`: the gain from dividing the optimizer over ranks. Compares AdamW on every rank,
+// ShardedOptimizer, and ShardedOptimizer with shared_parameters.
 //
 //   sharded_worker RANKS SECONDS [WIDTH]      prints a table, and each of its rows as a JSON object
 //
-// A network of three layers, WIDTH x WIDTH each (1536: 7 million parameters), trained data-parallel on a batch of 4 for
-// each rank, one thread a rank. The three have networks of their own and take blocks of steps in turn, so that whatever
-// disturbs the machine hits all. Times are medians over blocks, of the slowest rank; processor time is that of all
-// ranks together, and says more on a busy machine. Memory of parameters is what /proc/self/smaps attributes to each
-// rank (Pss: a page that n processes map counts 1/n in each), added up over the ranks.
+// The network has three layers of WIDTH x WIDTH (1536: 7 million parameters) and is trained data-parallel with a batch
+// of 4 and one thread per rank. The three optimizers have separate networks and run blocks of steps in turn, so that
+// disturbances of the machine hit all. Times are medians over blocks, of the slowest rank. Processor time is summed
+// over all ranks and is more meaningful on a busy machine. Parameter memory is the sum over ranks of the Pss in
+// /proc/self/smaps, where a page that n processes map counts 1/n in each.
 #include <time.h>
 
 #include <algorithm>
@@ -56,8 +56,8 @@ double over_ranks(double value, maniple::ReduceOp op) {
   return value;
 }
 
-/// Bytes of the mappings that hold these parameters and nothing but parameters, as this rank's share of them; 0: other
-/// memory.
+/// This rank's share (Pss) of the mappings that contain these parameters and no other data; 0: the parameters are in
+/// other memory.
 double shared_mapping_bytes(const std::vector<Tensor>& parameters) {
   std::ifstream in("/proc/self/smaps");
   double total = 0;
@@ -131,7 +131,7 @@ void measure(int, double seconds, std::int64_t width) {
   all.push_back(contest("with shared_parameters", width, true, true));
   const Tensor batch = torch::randn({4, width});
   for (Contest& one : all) {
-    run_block(one, batch, 2);  // buckets and states are made
+    run_block(one, batch, 2);  // creates buckets and states
     one.step_ms.clear(), one.optimizer_ms.clear(), one.cpu_ms.clear(), one.optimizer_cpu_ms.clear();
   }
   const double begin = now(CLOCK_MONOTONIC);

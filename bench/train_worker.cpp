@@ -1,17 +1,16 @@
-// `maniple bench data`, `weights` and `activations`: what surrounds a training step, each as a ratio to what it cannot
-// be faster than.
+// `maniple bench data`, `weights` and `activations`: the work around a training step, each as a ratio to its limit.
 //
 //   train_worker KIND SECONDS [MODELS]      prints a table, and each of its rows as a JSON object
 //
-// data          DataLoader with a decode function of known cost, against the slowest stage alone: as many threads that
-//               only decode as there are workers, or a loop that only computes. Blocks of both alternate, and the
-//               median of their ratios counts. The processor time of a sample says the same on a machine that is busy:
-//               what decoding takes alone, by what the workers take.
-// weights       load_weights of a safetensors file in the disk cache, against read() of the same bytes into the same
-//               memory; and how much more memory than the model it takes. MODELS: sizes of files, 2G by default. The
+// data          Compares DataLoader, with a decode function of known cost, with the slowest stage alone: either one
+//               thread per worker that only decodes, or a loop that only computes. Blocks of both alternate, and the
+//               median of their ratios counts. On a busy machine the processor time per sample gives the same ratio:
+//               the time for decoding alone divided by the workers' time.
+// weights       Compares load_weights of a safetensors file in the disk cache with read() of the same bytes into the
+//               same memory, and reports the memory needed beyond the model. MODELS: file sizes, 2G by default. The
 //               file is written to TMPDIR, or /tmp.
-// activations   forward and backward of a GPT-2 of 16 layers in 1, 2, 4, ... parts that are computed again
-//               (activation_checkpoint.h): peak of memory above parameters and gradients, and processor time.
+// activations   Forward and backward of a GPT-2 of 16 layers in 1, 2, 4, ... recomputed parts
+//               (activation_checkpoint.h): peak memory above parameters and gradients, and processor time.
 #include <fcntl.h>
 #include <malloc.h>
 #include <unistd.h>
@@ -63,7 +62,7 @@ double status_bytes(const char* name) {
   return 0;
 }
 
-/// VmHWM counts from here. False: the system does not allow it.
+/// Resets VmHWM. False: the system does not allow it.
 bool reset_peak() { return static_cast<bool>(std::ofstream("/proc/self/clear_refs") << "5" << std::flush); }
 
 // ---- data -----------------------------------------------------------------------------------------------------------
@@ -71,7 +70,7 @@ bool reset_peak() { return static_cast<bool>(std::ofstream("/proc/self/clear_ref
 constexpr std::size_t kBatch = 32;
 constexpr std::int64_t kSide = 64;
 
-/// Computes about so many microseconds; the result depends on all of it.
+/// Computes for about `microseconds`; the result depends on the whole computation.
 float burn(int microseconds) {
   static const double rounds_per_us = [] {
     const auto begin = processor_seconds(CLOCK_THREAD_CPUTIME_ID);
@@ -88,7 +87,7 @@ float burn(int microseconds) {
   return x;
 }
 
-/// A picture of 3 x 64 x 64 floats that takes `microseconds` to decode, and then is written.
+/// Pictures of 3 x 64 x 64 floats that take `microseconds` to decode.
 struct Pictures {
   torch::data::Example<> get(std::size_t index) const {
     return {torch::full({3, kSide, kSide}, burn(microseconds)), torch::full({}, static_cast<std::int64_t>(index))};
@@ -99,11 +98,11 @@ struct Pictures {
 };
 
 struct Taken {
-  double seconds = 0;  ///< of all samples
-  double cpu = 0;      ///< of the stage in question, for a sample
+  double seconds = 0;  ///< for all samples
+  double cpu = 0;      ///< processor time of the measured stage per sample
 };
 
-/// The samples in as many threads as there are workers, which do nothing but decode.
+/// Decodes the samples in one thread per worker.
 Taken decode_alone(const Pictures& pictures, std::size_t workers) {
   const auto begin = Clock::now();
   const double cpu = processor_seconds(CLOCK_PROCESS_CPUTIME_ID);
@@ -148,7 +147,7 @@ void measure_data(double seconds) {
   struct Case {
     const char* slowest;
     std::size_t workers;
-    int decode_us, step_us;  ///< of a sample; of a batch (0: the loop only takes them)
+    int decode_us, step_us;  ///< per sample; per batch (0: the loop does not compute)
   };
   constexpr int kSlowStep = 200 * static_cast<int>(kBatch);  // four times a worker's
   for (const Case& one : {Case{"decode", 1, 200, 0}, Case{"decode", 2, 200, 0}, Case{"decode", 1, 1000, 0},
@@ -181,7 +180,7 @@ void measure_data(double seconds) {
 
 // ---- weights --------------------------------------------------------------------------------------------------------
 
-/// A folder that goes with the file in it.
+/// A temporary folder, removed with its file on destruction.
 struct Scratch {
   Scratch() {
     const char* temporary = std::getenv("TMPDIR");
@@ -209,7 +208,7 @@ std::int64_t bytes_of(const std::string& text) {
   return static_cast<std::int64_t>(number * factor);
 }
 
-/// read() of the whole file into the tensors, one after the other.
+/// Reads the whole file into the tensors, one after the other, with read().
 double read_file(const std::string& path, const std::vector<std::pair<std::string, Tensor>>& model) {
   const auto begin = Clock::now();
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -278,8 +277,8 @@ void measure_weights(double seconds, const std::string& sizes) {
 
 constexpr std::int64_t kLayers = 16, kTokens = 64, kTexts = 16;
 
-/// Forward and backward with the layers in so many parts. All but the last are computed again: backward begins with
-/// that one.
+/// Runs forward and backward with the layers in `parts` parts. All but the last are recomputed; backward begins with
+/// the last.
 void train(models::Gpt2& net, const Tensor& ids, std::int64_t parts) {
   auto& inside = *net->transformer;
   Tensor x = inside.wte(ids) + inside.wpe(torch::arange(kTokens));
@@ -297,13 +296,13 @@ void train(models::Gpt2& net, const Tensor& ids, std::int64_t parts) {
 }
 
 void measure_activations(double seconds) {
-  at::set_num_threads(1);  // processor time is then that of the computation
+  at::set_num_threads(1);  // so that processor time equals the computation's time
   models::Gpt2 net(models::Gpt2Options{
       .vocabulary = 256, .positions = kTokens, .width = 128, .layers = kLayers, .heads = 4, .dropout = 0.1});
   const Tensor ids = torch::arange(kTexts * kTokens).remainder(251).view({kTexts, kTokens});
   const std::vector<std::int64_t> all_parts = {1, 2, 4, 8, 16};
   std::vector<std::vector<double>> times(all_parts.size());
-  train(net, ids, 1);  // gradients are made
+  train(net, ids, 1);  // creates the gradients
   const auto start = Clock::now();
   while (times.front().size() < 5 || seconds_since(start) < seconds) {
     for (std::size_t i = 0; i < all_parts.size(); ++i) {
@@ -312,7 +311,7 @@ void measure_activations(double seconds) {
       times[i].push_back(processor_seconds(CLOCK_PROCESS_CPUTIME_ID) - begin);
     }
   }
-  // From here on memory that is freed goes back to the system at once, so that the peak is what is in use.
+  // From here on freed memory returns to the system at once, so that the peak is the memory in use.
   ::mallopt(M_MMAP_THRESHOLD, 16 << 10);
   ::mallopt(M_MMAP_MAX, 1 << 20);
   ::mallopt(M_TRIM_THRESHOLD, 0);
