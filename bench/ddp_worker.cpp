@@ -93,7 +93,7 @@ struct Task {
   std::string model;
   int rank, ranks;
   std::string init_method;
-  int steps;       // of each kind; 0: as many as fit
+  int steps;       // of each kind; 0: limited only by `seconds`
   double seconds;  // for each kind
 };
 

@@ -1,5 +1,5 @@
-// A connection between two launchers of a job. Messages are authenticated (see comm/net/message_stream.h), so that
-// nobody on the way can change what is executed.
+// A connection between two launchers of a job. Messages are authenticated (see comm/net/message_stream.h), so that an
+// attacker on the network cannot change the commands that are executed.
 //
 // Both ends send heartbeats from a separate thread, so a launcher that is busy with logs or waits for a slow disk does
 // not fall silent. An end that receives nothing for longer than the limit sends `dropped` and closes the connection. A
