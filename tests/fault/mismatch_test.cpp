@@ -1,6 +1,8 @@
 // Fault 25: ranks that call different things all get a Mismatch that lists what each of them called.
 #include <algorithm>
+#include <chrono>
 #include <fstream>
+#include <thread>
 
 #include "comm/base/files.h"
 #include "comm/group/matrix.h"
@@ -292,6 +294,47 @@ TEST_P(MismatchTest, MessageOfAnotherDType) {
       EXPECT_TRUE(caught.is(ErrorKind::mismatch)) << caught;
     }
     r.phase("rank 0 stays until rank 1 has its message");
+  });
+}
+
+// Two ranks disagree, and never meet: they wait for a third one, which waits for one of them.
+TEST_P(MismatchTest, WhileAnotherRankIsAwaited) {
+  if (GetParam().n < 3) return;
+  using Call = std::function<void(Rank&, std::vector<float>&)>;
+  const Call all_reduce = [](Rank& r, auto& x) { r.world->all_reduce(buffer_of(x)); };
+  const Call reduced = [](Rank& r, auto& x) { r.world->all_reduce(buffer_of(x), ReduceOp::max); };
+  const Call barrier = [](Rank& r, auto&) { r.world->barrier(); };
+  const Call broadcast = [](Rank& r, auto& x) { r.world->broadcast(buffer_of(x), 2); };
+  const Call scatter = [](Rank& r, auto& x) { r.world->scatter(buffer_of(x), buffer_of(x), 2); };
+  for (const auto& [odd, others] :
+       {std::pair(broadcast, scatter), std::pair(barrier, all_reduce), std::pair(reduced, all_reduce)}) {
+    run([&, odd = odd, others = others](Rank& r) {
+      r.phase("all have joined");
+      r.world->barrier();
+      std::vector<float> x(100);
+      const Caught caught = catch_error([&] {
+        if (r.rank == 2) r.world->recv(buffer_of(x), 0);  // rank 0 sends after the collective
+        r.rank == 1 ? odd(r, x) : others(r, x);
+      });
+      EXPECT_TRUE(caught.is(ErrorKind::mismatch)) << caught;
+      EXPECT_TRUE(names_rank(caught.text, 0) && names_rank(caught.text, 1)) << caught;
+      EXPECT_GE(caught.info.calls.size(), 2u) << caught;
+      EXPECT_LT(caught.took, 5.0 * kSlowdown);
+      expect_aborted_from_now_on(r);
+    });
+  }
+}
+
+// A rank that comes late is not an error, whatever the others wait for; neither is one that is ahead of them.
+TEST_P(MismatchTest, NotWhereARankIsLate) {
+  if (GetParam().n < 3) return;
+  run([](Rank& r) {
+    float x = 1, sum = 0;
+    if (r.rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // sleep: being late is tested
+    for (int i = 0; i < 3; ++i) r.world->reduce(buffer_of(x), buffer_of(sum), 1);
+    r.world->all_reduce(buffer_of(x));
+    r.world->barrier();
+    EXPECT_EQ(x, r.size);
   });
 }
 

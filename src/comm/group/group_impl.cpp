@@ -81,6 +81,7 @@ void detail::GroupImpl::set_up(Deadline deadline) {
   for (const auto& member : facts_.topology.members) link.members.push_back(member.global_rank);
   link.abort = abort_;
   link.called = [recorder = recorder_](std::uint64_t seq) { return recorder->called(seq); };
+  link.compares_arguments = !device_engine_;
   const auto made = std::make_shared<std::atomic<bool>>(false);
   link.progress = [recorder = recorder_, made, since = Deadline::Clock::now()] {
     if (*made) return recorder->last();

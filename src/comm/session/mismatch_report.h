@@ -1,5 +1,5 @@
-// Collects each rank's call for the error of a group whose ranks called different operations. The failure detector's
-// leader queries them all.
+// Collects each rank's call: for the error of a group whose ranks called different operations, and to compare the calls
+// while a rank waits (call_watch.h). The failure detector's leader queries the ranks.
 //
 // Runs in the event loop's thread.
 #pragma once
@@ -9,6 +9,8 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/net/event_loop.h"
@@ -21,6 +23,17 @@ namespace maniple {
 inline bool asks_for_calls(const ErrorInfo& error, std::uint64_t seq) {
   return seq != 0 && (error.kind == ErrorKind::mismatch || (error.kind == ErrorKind::timeout && error.ranks.empty()));
 }
+
+/// The calls that `compare` compares.
+struct ComparedCalls {
+  std::vector<int> members;  ///< of the group, global ranks; empty: all ranks of the world
+  bool arguments = true;     ///< false: only the operations
+};
+std::string encode(const ComparedCalls& compared);            ///< the text of a `compare` message
+ComparedCalls decode_compared_calls(std::string_view bytes);  ///< throws ProtocolError
+
+/// Whether two of the calls, made under one number, differ.
+bool calls_differ(const std::vector<RankCall>& calls, bool arguments);
 
 class MismatchReports : public std::enable_shared_from_this<MismatchReports> {
  public:
@@ -40,29 +53,38 @@ class MismatchReports : public std::enable_shared_from_this<MismatchReports> {
     return it != open_.end() && !it->second.compares;
   }
   void begin(const DetectorMessage& abort, const std::vector<int>& others);
-  /// Checks the calls for a waiting rank: an error results only if others called a different operation. (Arguments may
-  /// differ, as each rank may have counts of its own.)
+  /// Compares the calls for a waiting rank, at most some times a second for each group. An error results only if two of
+  /// them differ: a rank that has not made the call is late. `others`: all other ranks.
   void compare(const DetectorMessage& question, const std::vector<int>& others);
   void answered(const DetectorMessage& answer);
-  void stop() { open_.clear(); }
+  void stop();
 
  private:
   struct Query {
     std::uint64_t number = 0;
     bool compares = false;
+    bool arguments = true;  // whether arguments are compared
     DetectorMessage abort;
     DetectorMessage request;
     std::map<int, RankCall> answers;
     std::set<int> awaited;
     std::set<int> pending;  // awaited ranks known to be in the group
   };
-  void open(const DetectorMessage& abort, const std::vector<int>& others, bool compares);
+  struct Pace {  // of the comparisons of one call
+    Deadline::Clock::time_point next{};
+    Deadline::Duration pause{};
+    bool scheduled = false;
+  };
+  void open(const DetectorMessage& abort, Query query);
+  bool is_due(const DetectorMessage& question, const std::vector<int>& others);
+  bool is_complete(const Query& query) const;
   void ask(const std::string& group, std::uint64_t number);
   void finish(const std::string& group);
 
   Callbacks callbacks_;
   std::uint64_t queries_ = 0;
   std::map<std::string, Query> open_;
+  std::map<std::pair<std::string, std::uint64_t>, Pace> paces_;  // by group and number
 };
 
 }  // namespace maniple

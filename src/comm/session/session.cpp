@@ -49,6 +49,7 @@ std::shared_ptr<Session> Session::start(RendezvousResult result, TransportKind t
   session->exchange_addresses(chosen, deadline);
   session->start_failure_detector(deadline);
   session->start_wait_reports();
+  session->start_call_watch();
   return session;
 }
 
@@ -71,6 +72,7 @@ Session::~Session() {
   // The acceptors' posted callbacks have run after this. Not checked by the analysis: nothing sets waits_ any more.
   loop_->post_and_wait([this]() MANIPLE_NO_THREAD_SAFETY_ANALYSIS {
     if (waits_) waits_->stop();
+    if (watch_) watch_->stop();
   });
   detector_.reset();
   segments_.reset();
@@ -117,18 +119,7 @@ void Session::start_failure_detector(Deadline deadline) {
   events.dial = [this](int leader, Deadline limit, int cancel) { return dial_control(leader, limit, cancel); };
   events.aborted = [this](const DetectorMessage& message) { on_aborted(message); };
   events.departed = [this](const DetectorMessage& message) { on_departed(message); };
-  events.called = [this](const std::string& group, std::uint64_t seq) -> RankCall {
-    std::function<RankCall(std::uint64_t)> called;
-    {
-      const MutexLock lock(mutex_);
-      const auto it = groups_.find(group);
-      if (it == groups_.end()) return {};
-      called = it->second.called;
-    }
-    RankCall call = called(seq);
-    call.rank = rank();
-    return call;
-  };
+  events.called = [this](const std::string& group, std::uint64_t seq) { return call_of(group, seq); };
   // The callbacks may read waits_ from here on, before it is set.
   const auto waits = [this] {
     const MutexLock lock(mutex_);
@@ -182,9 +173,25 @@ std::vector<WaitReports::Group> Session::group_progress() {
   std::vector<WaitReports::Group> groups;
   const MutexLock lock(mutex_);
   for (const auto& [name, group] : groups_) {
-    groups.push_back({name, group.members, group.progress, group.message ? group.message() : MessageWait{}});
+    groups.push_back({name, group.members, group.progress, group.message ? group.message() : MessageWait{},
+                      group.compares_arguments});
   }
   return groups;
+}
+
+void Session::start_call_watch() {
+  if (!knob_flag(Knob::checks) || world_size() < 2) return;
+  CallWatch::Callbacks callbacks;
+  callbacks.loop = loop_;
+  callbacks.rank = rank();
+  callbacks.world = world_id();
+  callbacks.groups = [this] { return group_progress(); };
+  callbacks.called = [this](const std::string& group, std::uint64_t seq) { return call_of(group, seq); };
+  callbacks.aborted = [this](const DetectorMessage& abort) { on_aborted(abort); };
+  if (detector_) {
+    callbacks.compare = [this](const std::string& group, std::uint64_t seq) { compare_calls(group, seq); };
+  }
+  watch_ = CallWatch::start(std::move(callbacks));
 }
 
 SecureConnection Session::dial_control(int leader, Deadline deadline, int cancel) const {

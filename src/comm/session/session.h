@@ -14,6 +14,7 @@
 #include "comm/base/mutex.h"
 #include "comm/net/handshake.h"
 #include "comm/rendezvous/rendezvous.h"
+#include "comm/session/call_watch.h"
 #include "comm/session/failure_detector.h"
 #include "comm/session/past_groups.h"
 #include "comm/session/peer_table.h"
@@ -62,6 +63,8 @@ class Session : public Connector {
     std::shared_ptr<AbortSignal> abort;
     std::function<RankCall(std::uint64_t seq)> called;  ///< this rank's call number seq
     std::function<CallProgress()> progress;
+    /// Whether all ranks of a call give the same arguments. (On a device, each may have counts of its own.)
+    bool compares_arguments = true;
     // open_group sets `gone` and `message`. The callbacks below must not block or use the session, and are not called
     // after remove_group.
     std::function<void(int global_rank)> gone = {};  ///< it has left or ended; which of the two is unknown
@@ -81,7 +84,7 @@ class Session : public Connector {
   /// cannot see that otherwise. Returns at once.
   void announce_departure(const std::string& group, std::uint64_t seq);
   /// Called while this rank waits in call number seq: if another rank made a different call under that number, the
-  /// group fails. Returns at once.
+  /// group fails. Returns at once. Each rank's CallWatch calls it, too.
   void compare_calls(const std::string& group, std::uint64_t seq);
   bool has_failure_detector() const noexcept { return detector_ != nullptr; }
 
@@ -99,6 +102,8 @@ class Session : public Connector {
   std::string refusal(const Hello& hello, const Address& peer) const;
   void accept(SecureConnection connection, const Hello& hello);
   void start_wait_reports();
+  void start_call_watch();
+  RankCall call_of(const std::string& group, std::uint64_t seq);
   std::vector<WaitReports::Group> group_progress();
   SecureConnection dial_control(int rank, Deadline deadline, int cancel = -1) const;
   static std::string group_of(const std::string& topic);
@@ -107,7 +112,7 @@ class Session : public Connector {
   void on_gone(int rank);
   void on_aborted(const DetectorMessage& message);
   void on_departed(const DetectorMessage& message);
-  void announce(DetectorMessage::Kind kind, const std::string& group, std::uint64_t seq);
+  void announce(DetectorMessage::Kind kind, const std::string& group, std::uint64_t seq, std::string text);
 
   RendezvousResult rendezvous_;
   TransportKind transport_;
@@ -132,6 +137,7 @@ class Session : public Connector {
   std::unique_ptr<SegmentBroker> segments_;
   std::unique_ptr<FailureDetector> detector_;
   std::shared_ptr<WaitReports> waits_ MANIPLE_GUARDED_BY(mutex_);
+  std::shared_ptr<CallWatch> watch_;
   std::unique_ptr<Acceptor> tcp_;
   std::unique_ptr<Acceptor> unix_;
 };

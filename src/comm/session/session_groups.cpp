@@ -101,22 +101,44 @@ void Session::on_departed(const DetectorMessage& message) {
   if (it != groups_.end() && it->second.departed) it->second.departed(message.rank, message.seq);
 }
 
-void Session::announce(DetectorMessage::Kind kind, const std::string& group, std::uint64_t seq) {
+void Session::announce(DetectorMessage::Kind kind, const std::string& group, std::uint64_t seq, std::string text) {
   if (!detector_) return;
   DetectorMessage message;
   message.kind = kind;
   message.group = group;
   message.seq = seq;
   message.rank = rank();
+  message.text = std::move(text);
   detector_->announce(message);
 }
 
 void Session::announce_departure(const std::string& group, std::uint64_t seq) {
-  announce(DetectorMessage::Kind::departed, group, seq);
+  announce(DetectorMessage::Kind::departed, group, seq, {});
 }
 
 void Session::compare_calls(const std::string& group, std::uint64_t seq) {
-  announce(DetectorMessage::Kind::compare, group, seq);
+  ComparedCalls compared;
+  {
+    const MutexLock lock(mutex_);
+    const auto it = groups_.find(group);
+    if (it == groups_.end()) return;
+    compared.arguments = it->second.compares_arguments;
+    if (static_cast<int>(it->second.members.size()) < world_size()) compared.members = it->second.members;
+  }
+  announce(DetectorMessage::Kind::compare, group, seq, encode(compared));
+}
+
+RankCall Session::call_of(const std::string& group, std::uint64_t seq) {
+  std::function<RankCall(std::uint64_t)> called;
+  {
+    const MutexLock lock(mutex_);
+    const auto it = groups_.find(group);
+    if (it == groups_.end()) return {};
+    called = it->second.called;
+  }
+  RankCall call = called(seq);
+  call.rank = rank();
+  return call;
 }
 
 void Session::spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause) {

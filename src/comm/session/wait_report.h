@@ -42,6 +42,7 @@ class WaitReports : public std::enable_shared_from_this<WaitReports> {
     std::vector<int> members;  ///< global ranks
     std::function<CallProgress()> progress;
     MessageWait message;
+    bool compares_arguments = true;  ///< see GroupLink
   };
   struct Callbacks {
     std::shared_ptr<EventLoop> loop;
