@@ -148,8 +148,15 @@ class PeerRank {
 struct DistOptions {
   std::shared_ptr<ProcessGroup> group = nullptr;  ///< null: the default group
   bool async_op = false;
-  std::optional<Seconds> timeout = {};               ///< default: the group's timeout
-  SourceLocation where = SourceLocation::current();  ///< the caller's line, for error messages; leave it unset
+  std::optional<Seconds> timeout = {};                       ///< default: the group's timeout
+  SourceLocation where = SourceLocation::outside(__FILE__);  ///< the caller's line, for error messages; leave it unset
+
+  /// These options, for a call at this line: the line counts unless the options have one.
+  DistOptions called_at(const SourceLocation& call) const {
+    DistOptions here = *this;
+    if (here.where.is_empty()) here.where = call;
+    return here;
+  }
 };
 
 // ---- Collectives -------------------------------------------------------------------------------------------------
@@ -269,6 +276,107 @@ std::invoke_result_t<Function&> main_process_first(Function&& function, const Di
     detail::run_main_process_first([&] { result.emplace(function()); }, options);
     return std::move(*result);
   }
+}
+
+// ---- Options in an object -------------------------------------------------------------------------------------------
+// Errors name the line of the call, or of `DistOptions options{...}`, where braces initialise the object.
+
+inline Work broadcast(const torch::Tensor& tensor, PeerRank src, DistOptions& options,
+                      const SourceLocation& where = SourceLocation::current()) {
+  return broadcast(tensor, src, options.called_at(where));
+}
+inline Work reduce(const torch::Tensor& tensor, PeerRank dst, ReduceOp op, DistOptions& options,
+                   const SourceLocation& where = SourceLocation::current()) {
+  return reduce(tensor, dst, op, options.called_at(where));
+}
+inline Work all_reduce(const torch::Tensor& tensor, ReduceOp op, DistOptions& options,
+                       const SourceLocation& where = SourceLocation::current()) {
+  return all_reduce(tensor, op, options.called_at(where));
+}
+inline Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op, DistOptions& options,
+                                 const SourceLocation& where = SourceLocation::current()) {
+  return all_reduce_coalesced(tensors, op, options.called_at(where));
+}
+inline Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gather_list, PeerRank dst,
+                   DistOptions& options, const SourceLocation& where = SourceLocation::current()) {
+  return gather(tensor, gather_list, dst, options.called_at(where));
+}
+inline Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tensor& tensor, DistOptions& options,
+                       const SourceLocation& where = SourceLocation::current()) {
+  return all_gather(tensor_list, tensor, options.called_at(where));
+}
+inline Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& input, DistOptions& options,
+                                   const SourceLocation& where = SourceLocation::current()) {
+  return all_gather_into_tensor(output, input, options.called_at(where));
+}
+inline Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scatter_list, PeerRank src,
+                    DistOptions& options, const SourceLocation& where = SourceLocation::current()) {
+  return scatter(tensor, scatter_list, src, options.called_at(where));
+}
+inline Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor>& input_list, ReduceOp op,
+                           DistOptions& options, const SourceLocation& where = SourceLocation::current()) {
+  return reduce_scatter(output, input_list, op, options.called_at(where));
+}
+inline Work reduce_scatter_tensor(const torch::Tensor& output, const torch::Tensor& input, ReduceOp op,
+                                  DistOptions& options, const SourceLocation& where = SourceLocation::current()) {
+  return reduce_scatter_tensor(output, input, op, options.called_at(where));
+}
+inline Work all_to_all(const std::vector<torch::Tensor>& output_list, const std::vector<torch::Tensor>& input_list,
+                       DistOptions& options, const SourceLocation& where = SourceLocation::current()) {
+  return all_to_all(output_list, input_list, options.called_at(where));
+}
+inline Work all_to_all_single(const torch::Tensor& output, const torch::Tensor& input,
+                              const std::vector<std::int64_t>& output_split_sizes,
+                              const std::vector<std::int64_t>& input_split_sizes, DistOptions& options,
+                              const SourceLocation& where = SourceLocation::current()) {
+  return all_to_all_single(output, input, output_split_sizes, input_split_sizes, options.called_at(where));
+}
+inline Work barrier(DistOptions& options, const SourceLocation& where = SourceLocation::current()) {
+  return barrier(options.called_at(where));
+}
+inline void monitored_barrier(DistOptions& options, const SourceLocation& where = SourceLocation::current()) {
+  return monitored_barrier(options.called_at(where));
+}
+inline void send(const torch::Tensor& tensor, PeerRank dst, int tag, DistOptions& options,
+                 const SourceLocation& where = SourceLocation::current()) {
+  return send(tensor, dst, tag, options.called_at(where));
+}
+inline int recv(const torch::Tensor& tensor, PeerRank src, int tag, DistOptions& options,
+                const SourceLocation& where = SourceLocation::current()) {
+  return recv(tensor, src, tag, options.called_at(where));
+}
+inline Work isend(const torch::Tensor& tensor, PeerRank dst, int tag, DistOptions& options,
+                  const SourceLocation& where = SourceLocation::current()) {
+  return isend(tensor, dst, tag, options.called_at(where));
+}
+inline Work irecv(const torch::Tensor& tensor, PeerRank src, int tag, DistOptions& options,
+                  const SourceLocation& where = SourceLocation::current()) {
+  return irecv(tensor, src, tag, options.called_at(where));
+}
+inline std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations, DistOptions& options,
+                                           const SourceLocation& where = SourceLocation::current()) {
+  return batch_isend_irecv(operations, options.called_at(where));
+}
+inline std::string broadcast_object(std::string_view object, PeerRank src, DistOptions& options,
+                                    const SourceLocation& where = SourceLocation::current()) {
+  return broadcast_object(object, src, options.called_at(where));
+}
+inline std::vector<std::string> gather_object(std::string_view object, PeerRank dst, DistOptions& options,
+                                              const SourceLocation& where = SourceLocation::current()) {
+  return gather_object(object, dst, options.called_at(where));
+}
+inline std::vector<std::string> all_gather_object(std::string_view object, DistOptions& options,
+                                                  const SourceLocation& where = SourceLocation::current()) {
+  return all_gather_object(object, options.called_at(where));
+}
+inline std::string scatter_object(const std::vector<std::string>& objects, PeerRank src, DistOptions& options,
+                                  const SourceLocation& where = SourceLocation::current()) {
+  return scatter_object(objects, src, options.called_at(where));
+}
+template <class Function>
+std::invoke_result_t<Function&> main_process_first(Function&& function, DistOptions& options,
+                                                   const SourceLocation& where = SourceLocation::current()) {
+  return main_process_first(std::forward<Function>(function), options.called_at(where));
 }
 
 }  // namespace maniple

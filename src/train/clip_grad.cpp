@@ -276,7 +276,7 @@ torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& given, double ma
 torch::Tensor clip_grad_norm_(torch::nn::Module& module, double max_norm, const ClipGradOptions& given) {
   ClipGradOptions options = given;
   if (!options.group) options.group = pipeline_group(module);
-  return clip_grad_norm_(module.parameters(), max_norm, options);
+  return clip_grad_norm_(module.parameters(), max_norm, std::as_const(options));  // not at a line of this file
 }
 
 torch::Tensor clip_grad_norm_(const torch::Tensor& parameter, double max_norm, const ClipGradOptions& options) {

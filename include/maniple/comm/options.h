@@ -82,7 +82,14 @@ struct CallOptions {
   /// default stream. With async_op the operation starts after the work already on the stream, but runs on a stream of
   /// the group; Work::wait orders the two.
   void* stream = nullptr;
-  SourceLocation where = SourceLocation::current();  ///< the caller's line, for error messages; leave it unset
+  SourceLocation where = SourceLocation::outside(__FILE__);  ///< the caller's line, for error messages; leave it unset
+
+  /// These options, for a call at this line: the line counts unless the options have one.
+  CallOptions called_at(const SourceLocation& call) const {
+    CallOptions here = *this;
+    if (here.where.is_empty()) here.where = call;
+    return here;
+  }
 };
 
 }  // namespace maniple

@@ -209,6 +209,114 @@ class ProcessGroup {
   /// native, and with transport tcp.
   RegisteredMemory allocate_shared(std::size_t bytes, const CallOptions& options = {});
 
+  // ---- Options in an object ------------------------------------------------------------------------------------
+  // Errors name the line of the call, or of `CallOptions call{...}`, where braces initialise the object.
+
+  std::shared_ptr<ProcessGroup> new_group(std::span<const int> ranks, const GroupOptions& options, CallOptions& call,
+                                          const SourceLocation& where = SourceLocation::current()) {
+    return new_group(ranks, options, call.called_at(where));
+  }
+  std::shared_ptr<ProcessGroup> split(int color, int key, const GroupOptions& options, CallOptions& call,
+                                      const SourceLocation& where = SourceLocation::current()) {
+    return split(color, key, options, call.called_at(where));
+  }
+  Work broadcast(Buffer buffer, int root, CallOptions& options,
+                 const SourceLocation& where = SourceLocation::current()) {
+    return broadcast(buffer, root, options.called_at(where));
+  }
+  Work reduce(ConstBuffer input, Buffer output, int root, ReduceOp op, CallOptions& options,
+              const SourceLocation& where = SourceLocation::current()) {
+    return reduce(input, output, root, op, options.called_at(where));
+  }
+  Work all_reduce(Buffer buffer, ReduceOp op, CallOptions& options,
+                  const SourceLocation& where = SourceLocation::current()) {
+    return all_reduce(buffer, op, options.called_at(where));
+  }
+  Work all_reduce(ConstBuffer input, Buffer output, ReduceOp op, CallOptions& options,
+                  const SourceLocation& where = SourceLocation::current()) {
+    return all_reduce(input, output, op, options.called_at(where));
+  }
+  Work all_reduce_coalesced(std::span<const Buffer> buffers, ReduceOp op, CallOptions& options,
+                            const SourceLocation& where = SourceLocation::current()) {
+    return all_reduce_coalesced(buffers, op, options.called_at(where));
+  }
+  Work gather(ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts, CallOptions& options,
+              const SourceLocation& where = SourceLocation::current()) {
+    return gather(input, output, root, counts, options.called_at(where));
+  }
+  Work all_gather(ConstBuffer input, Buffer output, std::span<const std::size_t> counts, CallOptions& options,
+                  const SourceLocation& where = SourceLocation::current()) {
+    return all_gather(input, output, counts, options.called_at(where));
+  }
+  Work scatter(ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts, CallOptions& options,
+               const SourceLocation& where = SourceLocation::current()) {
+    return scatter(input, output, root, counts, options.called_at(where));
+  }
+  Work reduce_scatter(ConstBuffer input, Buffer output, ReduceOp op, std::span<const std::size_t> counts,
+                      CallOptions& options, const SourceLocation& where = SourceLocation::current()) {
+    return reduce_scatter(input, output, op, counts, options.called_at(where));
+  }
+  Work all_to_all(ConstBuffer input, Buffer output, std::span<const std::size_t> input_counts,
+                  std::span<const std::size_t> output_counts, CallOptions& options,
+                  const SourceLocation& where = SourceLocation::current()) {
+    return all_to_all(input, output, input_counts, output_counts, options.called_at(where));
+  }
+  Work barrier(CallOptions& options, const SourceLocation& where = SourceLocation::current()) {
+    return barrier(options.called_at(where));
+  }
+  void monitored_barrier(Seconds timeout, CallOptions& options,
+                         const SourceLocation& where = SourceLocation::current()) {
+    return monitored_barrier(timeout, options.called_at(where));
+  }
+  void send(ConstBuffer buffer, int peer, int tag, CallOptions& options,
+            const SourceLocation& where = SourceLocation::current()) {
+    return send(buffer, peer, tag, options.called_at(where));
+  }
+  Work isend(ConstBuffer buffer, int peer, int tag, CallOptions& options,
+             const SourceLocation& where = SourceLocation::current()) {
+    return isend(buffer, peer, tag, options.called_at(where));
+  }
+  int recv(Buffer buffer, int peer, int tag, CallOptions& options,
+           const SourceLocation& where = SourceLocation::current()) {
+    return recv(buffer, peer, tag, options.called_at(where));
+  }
+  Work irecv(Buffer buffer, int peer, int tag, int* source, CallOptions& options,
+             const SourceLocation& where = SourceLocation::current()) {
+    return irecv(buffer, peer, tag, source, options.called_at(where));
+  }
+  std::vector<Work> batch_isend_irecv(std::span<const PointToPoint> operations, CallOptions& options,
+                                      const SourceLocation& where = SourceLocation::current()) {
+    return batch_isend_irecv(operations, options.called_at(where));
+  }
+  std::string broadcast_object(std::string_view object, int root, CallOptions& options,
+                               const SourceLocation& where = SourceLocation::current()) {
+    return broadcast_object(object, root, options.called_at(where));
+  }
+  std::vector<std::string> gather_objects(std::string_view object, int root, CallOptions& options,
+                                          const SourceLocation& where = SourceLocation::current()) {
+    return gather_objects(object, root, options.called_at(where));
+  }
+  std::vector<std::string> all_gather_objects(std::string_view object, CallOptions& options,
+                                              const SourceLocation& where = SourceLocation::current()) {
+    return all_gather_objects(object, options.called_at(where));
+  }
+  std::string scatter_objects(std::span<const std::string> objects, int root, CallOptions& options,
+                              const SourceLocation& where = SourceLocation::current()) {
+    return scatter_objects(objects, root, options.called_at(where));
+  }
+  RegisteredMemory allocate(std::size_t bytes, CallOptions& options,
+                            const SourceLocation& where = SourceLocation::current()) {
+    return allocate(bytes, options.called_at(where));
+  }
+  RegisteredMemory allocate(std::size_t bytes, Device device, CallOptions& options,
+                            const SourceLocation& where = SourceLocation::current()) {
+    return allocate(bytes, device, options.called_at(where));
+  }
+  RegisteredMemory allocate_shared(std::size_t bytes, CallOptions& options,
+                                   const SourceLocation& where = SourceLocation::current()) {
+    return allocate_shared(bytes, options.called_at(where));
+  }
+
   // ---- Ends ----------------------------------------------------------------------------------------------------
 
   /// Makes every rank's current and later calls on this group fail with `Aborted`. May be called from any thread, at
