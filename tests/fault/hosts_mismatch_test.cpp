@@ -241,7 +241,7 @@ TEST_P(HostsMismatch, InASubGroup) {
     // Without rank 0, which leads the failure detector.
     std::vector<int> members = first_ranks(r.size);
     members.erase(members.begin());
-    for (int odd = 0; odd + 1 < r.size; ++odd) expect_mismatches(r, pairs_of_operations(), members, odd);
+    for (const int odd : {0, r.size - 2}) expect_mismatches(r, pairs_of_operations(), members, odd);
   });
 }
 
