@@ -40,14 +40,22 @@ struct AgentLink::Wire {
   std::string beat MANIPLE_GUARDED_BY(mutex);
   Seconds interval MANIPLE_GUARDED_BY(mutex){};
 
+  int write_error MANIPLE_GUARDED_BY(mutex) = 0;  // what broke the connection while sending; 0: nothing
+
+  void flush() MANIPLE_REQUIRES(mutex) {
+    const int error = stream.flush();
+    // EPIPE follows an earlier error, or the peer's end.
+    if (write_error == 0 && error != EPIPE) write_error = error;
+  }
+
   static void send_heartbeats(const std::shared_ptr<Wire>& wire, EventLoop& loop) {
     const MutexLock lock(wire->mutex);
     MessageStream& stream = wire->stream;
     if (!stream.is_open()) return;
-    stream.flush();
+    wire->flush();
     if (stream.idle()) {  // a queued message serves as a heartbeat, too
       stream.queue(wire->beat);
-      stream.flush();
+      wire->flush();
     }
     // The timer does not keep the loop alive, but the loop exists whenever the timer fires.
     loop.call_at(Deadline::after(wire->interval), [wire, &loop] { send_heartbeats(wire, loop); });
@@ -94,7 +102,7 @@ void AgentLink::send(const AgentMessage& message) {
   MessageStream& stream = wire_->stream;
   if (!stream.is_open()) return;
   stream.queue(frame_of(message));
-  stream.flush();  // a broken connection is detected when reading
+  wire_->flush();  // read_some() notices a broken connection
   poller_.modify(stream.fd(), stream.idle() ? EPOLLIN : EPOLLIN | EPOLLOUT);
 }
 
@@ -106,10 +114,20 @@ bool AgentLink::drained() const {
 void AgentLink::on_ready(std::uint32_t events) {
   if ((events & EPOLLOUT) != 0) {
     const MutexLock lock(wire_->mutex);
-    wire_->stream.flush();
+    wire_->flush();
     if (wire_->stream.idle()) poller_.modify(wire_->stream.fd(), EPOLLIN);
   }
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) read_some();
+}
+
+int AgentLink::write_error() const {
+  const MutexLock lock(wire_->mutex);
+  return wire_->write_error;
+}
+
+/// ETIMEDOUT comes from keepalive.
+std::string AgentLink::break_text(int error) const {
+  return error == ETIMEDOUT ? silence_text(Poller::Clock::now() - heard_) : errno_text(error);
 }
 
 void AgentLink::read_some() {
@@ -119,11 +137,12 @@ void AgentLink::read_some() {
   const auto received = stream.receive(room);
   switch (received.state) {
     case MessageStream::Received::State::nothing: return;
-    case MessageStream::Received::State::end: return lose(kLauncherGone);
-    case MessageStream::Received::State::broken:
-      // ETIMEDOUT comes from keepalive.
-      return lose(received.error == ETIMEDOUT ? silence_text(Poller::Clock::now() - heard_)
-                                              : errno_text(received.error));
+    case MessageStream::Received::State::end: {
+      // The kernel reports an error once: if sending has received it, reading only returns the end.
+      const int error = write_error();
+      return lose(error == 0 ? kLauncherGone : break_text(error));
+    }
+    case MessageStream::Received::State::broken: return lose(break_text(received.error));
     case MessageStream::Received::State::bytes: break;
   }
   try {

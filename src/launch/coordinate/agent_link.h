@@ -45,6 +45,8 @@ class AgentLink {
   struct Wire;
   void on_ready(std::uint32_t events);
   void read_some();
+  int write_error() const;
+  std::string break_text(int error) const;
   void take(const AgentMessage& message);
   void set_heartbeat(const Heartbeat& heartbeat);
   void look_for_silence();
