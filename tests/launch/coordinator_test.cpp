@@ -210,6 +210,22 @@ TEST(Coordinator, ARankThatExitsBeforeInitIsAFailure) {
   }
 }
 
+// The others lost it: it is named as what it is, also when it ran on another node.
+TEST(Coordinator, ARankThatEndsEarlyWithZeroIsNamed) {
+  Stage stage({.nodes = {2, 2}});
+  stage.join(0, 0);
+  stage.join(1, 1);
+  start(stage, 0);
+  stage.report(0, Kind::exited, 0, {.rank = 1, .pid = 6});
+  stage.report(1, Kind::exited, 0, {.rank = 3, .pid = 7});
+  stage.report(0, Kind::failed, 0, {.rank = 0, .pid = 9, .code = 1, .consequence = true, .blamed = 3});
+  stage.expire(Coordinator::Timer::verdict);
+  EXPECT_NE(stage.said.find("rank 3 of 4 ended early, on host host1 (pid 7): exit code 0, while other ranks waited for "
+                            "it; rank 0 failed because of it, on host host0 (pid 9): exit code 1"),
+            std::string::npos)
+      << stage.said;
+}
+
 TEST(Coordinator, ALostNodeBelowTheLeastNumberIsAFailure) {
   Stage stage({.nodes = {2, 2}});
   stage.join(0, 0);

@@ -185,6 +185,7 @@ TEST(AgentMessage, SurvivesTheWire) {
                   .error = "e",
                   .consequence = true,
                   .blamed = 3,
+                  .left = 4,
                   .tail = {"t", ""},
                   .at_us = -1};
   const std::string bytes = encode(message);

@@ -144,6 +144,18 @@ TEST(Failure, ARankThatExitsBeforeInitIsNamedAtOnce) {
   EXPECT_EQ(smaller.code, 0) << smaller.err << "the two do not need the third";
 }
 
+// The others lose it. Whether it left its group first or not, it did not fail, and it does not run any more.
+TEST(Failure, ARankThatEndsEarlyWithZeroIsNamed) {
+  for (const char* word : {"quit", "part"}) {
+    const Result result = maniple({"run", "-n", "3", worker_program(), word, "1"});
+    EXPECT_EQ(result.code, 1) << word << result.err;
+    EXPECT_NE(result.err.find("maniple: rank 1 of 3 ended early, on host "), std::string::npos) << word << result.err;
+    EXPECT_NE(result.err.find(": exit code 0, while other ranks waited for it; rank "), std::string::npos)
+        << word << result.err;
+    EXPECT_EQ(result.err.find("failed first"), std::string::npos) << word << result.err;
+  }
+}
+
 TEST(Failure, RanksThatIgnoreSigtermAreKilled) {
   const std::string mark = new_mark();
   const Result result = maniple({"run", "-n", "2", "--env", mark, "sh", "-c",

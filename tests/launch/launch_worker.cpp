@@ -2,6 +2,8 @@
 //   join           joins, passes a barrier, adds up the ranks
 //   leave R        rank R ends with exit code 0 before it joins; the others join
 //   die R          joins; rank R kills itself, the others wait for it
+//   quit R         joins; rank R ends with exit code 0 without leaving its group, the others wait for it
+//   part R         the same, but rank R leaves its group first
 //   report R FILE  rank R kills itself; when it is gone the others report that they lost it, print that and end with
 //                  exit code 1. Without a file it was no rank of this job
 //   recover R      all report that they lost rank R, print that and go on: exit code 0
@@ -100,6 +102,11 @@ int main(int argc, char** argv) try {
   world->all_reduce(maniple::buffer_of(sum));
   if (word == "die") {
     if (world->rank() == argument) ::kill(::getpid(), SIGKILL);
+    world->barrier();
+  }
+  if (word == "quit" || word == "part") {
+    if (world->rank() == argument && word == "quit") ::_exit(0);
+    if (world->rank() == argument) return 0;
     world->barrier();
   }
   if (word == "mismatch") {

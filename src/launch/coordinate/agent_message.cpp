@@ -50,6 +50,7 @@ void each_number(Message& message, Visit visit) {
   visit(message.exit.code);
   visit(message.exit.signal);
   visit(message.exit.blamed);
+  visit(message.exit.left);
 }
 
 }  // namespace

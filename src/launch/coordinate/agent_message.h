@@ -9,7 +9,7 @@
 //              failed, finished
 //              waiting, absent                          a rank waits in init(); a rank exited with 0 without calling
 //                                                       init()
-//              exited                                   the node's first rank to exit with 0
+//              exited                                   a rank exited with 0 while others of the node work
 //              interrupt                                a signal (Ctrl-C) ended the job here
 //                                     verdict, stop       text for the user; end your workers
 //              stopped
@@ -73,7 +73,7 @@ struct AgentMessage {
                                            ///< join: core_set_id()
   std::vector<std::string> settings = {};  ///< job: settings, see job_settings.h. join: a name for the launcher
                                            ///< process, which identifies it when it reconnects
-  RankExit exit = {};  ///< failed, absent: the exit; waiting, exited: its rank; stop: rank of the reported cause or -1
+  RankExit exit = {};  ///< failed, absent: the exit; exited: the exit; waiting: its rank; stop: rank of the reported cause or -1
 
   friend bool operator==(const AgentMessage&, const AgentMessage&) = default;
 };

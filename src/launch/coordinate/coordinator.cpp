@@ -189,6 +189,7 @@ void Coordinator::form_group() {
   ++generation_;
   lost_hosts_.clear();
   exits_.clear();
+  ended_.clear();
   absent_.reset();
   waiting_.reset();
   first_done_.clear();

@@ -133,6 +133,7 @@ class Coordinator {
   std::set<std::string> lost_hosts_;  // since the last group was formed
   // State of the current generation:
   std::vector<RankExit> exits_;
+  std::vector<RankExit> ended_;     // ranks that exited with 0
   std::optional<RankExit> absent_;  // a rank that exited with 0 without calling init()
   std::optional<int> waiting_;      // a rank that waits in init() for the others
   std::string first_done_;          // describes the first rank that exited with 0; empty: none yet

@@ -53,6 +53,8 @@ void Coordinator::received(Node node, const AgentMessage& message) {
       return check_absent();
     case Kind::waiting: waiting_ = message.exit.rank; return check_absent();
     case Kind::exited:
+      ended_.push_back(message.exit);
+      ended_.back().host = found->second.host;
       if (first_done_.empty()) first_done_ = fmt::format("rank {} (host {})", message.exit.rank, found->second.host);
       return;
     case Kind::finished:
@@ -88,7 +90,7 @@ void Coordinator::decide() {
   if (state_ != State::running || exits_.empty()) return;
   const RankExit& cause = exits_[first_cause(exits_)];
   follow(Next::restart_if_allowed, cause.exit_code());
-  std::string text = describe_failure(cause, world_size_, unseen_cause(exits_));
+  std::string text = describe_failure(cause, world_size_, unseen_cause(exits_), early_end(exits_, ended_));
   if (options_.restarts.max_restarts > 0 && options_.restarts.allows(failures_)) {
     text += fmt::format("\nmaniple: starting the group again (restart {} of {})", failures_,
                         options_.restarts.max_restarts);

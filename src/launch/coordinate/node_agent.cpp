@@ -32,7 +32,7 @@ NodeAgent::NodeAgent(Poller& poller, Console& console, NodeSettings settings, Re
                     {.failed = [this](const RankExit& exit) { report(Kind::failed, exit); },
                      .absent = [this](const RankExit& exit) { report(Kind::absent, exit); },
                      .waiting = [this](int rank) { report(Kind::waiting, {.rank = rank}); },
-                     .exited = [this](int rank) { report(Kind::exited, {.rank = rank}); },
+                     .exited = [this](const RankExit& exit) { report(Kind::exited, exit); },
                      .finished = [this] { report(Kind::finished); },
                      .ended = [this] { report(Kind::stopped); }}) {}
 

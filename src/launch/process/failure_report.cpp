@@ -77,6 +77,11 @@ int blamed_rank(const ErrorInfo& error) {
   return error.ranks.empty() ? error.origin : error.ranks.front();
 }
 
+int left_rank(const ErrorInfo& error) {
+  const bool left = error.kind == ErrorKind::peer_lost && error.loss == LossKind::left;
+  return left && !error.ranks.empty() ? error.ranks.front() : -1;
+}
+
 std::size_t first_cause(const std::vector<RankExit>& exits) {
   const auto better = [](const RankExit& a, const RankExit& b) {
     if (a.consequence != b.consequence) return b.consequence;
@@ -131,19 +136,35 @@ std::string describe_end(const RankExit& exit) {
   return text;
 }
 
-std::string describe_failure(const RankExit& exit, int world_size, int unseen) {
+const RankExit* early_end(const std::vector<RankExit>& exits, const std::vector<RankExit>& ended) {
+  const RankExit& first = exits[first_cause(exits)];
+  const int unseen = unseen_cause(exits);
+  const int rank = unseen >= 0 ? unseen : first.consequence ? first.left : -1;
+  const auto found =
+      std::find_if(ended.begin(), ended.end(), [&](const RankExit& exit) { return exit.rank == rank; });
+  return found == ended.end() ? nullptr : &*found;
+}
+
+std::string describe_failure(const RankExit& exit, int world_size, int unseen, const RankExit* early) {
   if (exit.pid < 0) {
     return fmt::format("maniple: rank {} of {} could not be started on host {}: {}", exit.rank, world_size, exit.host,
                        exit.error);
   }
-  std::string text =
-      unseen < 0 || unseen >= world_size
-          ? fmt::format("maniple: rank {} of {} failed first, on host {} (pid {}): {}", exit.rank, world_size,
-                        exit.host, exit.pid, describe_end(exit))
-          : fmt::format(
-                "maniple: rank {} of {} failed first, but has not ended (stopped, cut off, or busy?); rank "
-                "{} ended because of it, on host {} (pid {}): {}",
-                unseen, world_size, exit.rank, exit.host, exit.pid, describe_end(exit));
+  std::string text;
+  if (early != nullptr) {
+    text = fmt::format(
+        "maniple: rank {} of {} ended early, on host {} (pid {}): exit code 0, while other ranks waited for it; rank {} "
+        "failed because of it, on host {} (pid {}): {}",
+        early->rank, world_size, early->host, early->pid, exit.rank, exit.host, exit.pid, describe_end(exit));
+  } else if (unseen >= 0 && unseen < world_size) {
+    text = fmt::format(
+        "maniple: rank {} of {} failed first, but has not ended (stopped, cut off, or busy?); rank {} ended because of "
+        "it, on host {} (pid {}): {}",
+        unseen, world_size, exit.rank, exit.host, exit.pid, describe_end(exit));
+  } else {
+    text = fmt::format("maniple: rank {} of {} failed first, on host {} (pid {}): {}", exit.rank, world_size, exit.host,
+                       exit.pid, describe_end(exit));
+  }
   if (!exit.error.empty()) text += fmt::format("\nmaniple:   error: {}", exit.error);
   if (!exit.tail.empty()) {
     text += fmt::format("\nmaniple:   last lines of rank {}:", exit.rank);

@@ -27,6 +27,7 @@ struct RankExit {
   std::string error = {};    ///< its reported error, or the last line of its output that looks like one; may be empty
   bool consequence = false;  ///< the reported error began on another rank
   int blamed = -1;           ///< that other rank, if it is known and did not leave in good order
+  int left = -1;             ///< that other rank, if it left in good order
   std::vector<std::string> tail = {};  ///< the last lines of its log
   std::int64_t at_us = 0;              ///< time of the end in microseconds since the group was started on its node
 
@@ -43,6 +44,9 @@ bool is_consequence(const ErrorInfo& error, int rank);
 /// The rank on which a consequence began; -1: unknown, or the rank left in good order.
 int blamed_rank(const ErrorInfo& error);
 
+/// The rank that a lost peer's report names, if that peer left in good order; -1: none.
+int left_rank(const ErrorInfo& error);
+
 /// Index of the exit that caused the other exits. `exits` must not be empty.
 ///
 /// An exit that is not a consequence wins over consequences. Among equals, a signal wins over an exit code if they
@@ -57,8 +61,13 @@ bool cause_may_follow(const std::vector<RankExit>& exits);
 /// runs. -1: none.
 int unseen_cause(const std::vector<RankExit>& exits);
 
-/// The report for people: several lines, the last without a line break. `unseen`: see unseen_cause().
-std::string describe_failure(const RankExit& exit, int world_size, int unseen = -1);
+/// The rank that caused `exits` by ending early with exit code 0, while other ranks waited for it: one of `ended`, the
+/// ranks that have ended with 0. Null: none.
+const RankExit* early_end(const std::vector<RankExit>& exits, const std::vector<RankExit>& ended);
+
+/// The report for people: several lines, the last without a line break. `unseen`: see unseen_cause(). `early`: see
+/// early_end().
+std::string describe_failure(const RankExit& exit, int world_size, int unseen = -1, const RankExit* early = nullptr);
 
 /// "exit code 3", "signal SIGSEGV (segmentation fault)".
 std::string describe_end(const RankExit& exit);

@@ -126,7 +126,7 @@ void WorkerGroup::start(const std::vector<WorkerAssignment>& assignments, NodeEn
 
 void WorkerGroup::open_messages() {
   messages_.open();
-  waiting_reported_ = absent_reported_ = exited_reported_ = false;
+  waiting_reported_ = absent_reported_ = false;
   poller_.add(messages_.own_end(), EPOLLIN, [this](std::uint32_t) { receive_messages(); });
 }
 
@@ -273,7 +273,7 @@ bool WorkerGroup::child_ended(pid_t pid, int code, int status) {
   --running_;
   end_held(member);
   if (!on_its_own) return true;
-  if (!exit.failed() && !std::exchange(exited_reported_, true)) events_.exited(exit.rank);
+  if (!exit.failed()) events_.exited(exit);
   const bool absent = !exit.failed() && !messages_.is_initialised(exit.rank) && !std::exchange(absent_reported_, true);
   if (exit.failed() || absent) {
     read_from(member.out, true);
@@ -282,6 +282,7 @@ bool WorkerGroup::child_ended(pid_t pid, int code, int status) {
     exit.error = failure != nullptr ? describe(*failure) : member.tail->error();
     exit.consequence = failure != nullptr && is_consequence(*failure, exit.rank);
     if (exit.consequence) exit.blamed = blamed_rank(*failure);
+    if (exit.consequence) exit.left = left_rank(*failure);
     exit.tail = member.tail->lines(exit.error);
     (absent ? events_.absent : events_.failed)(exit);
   }

@@ -48,7 +48,7 @@ class WorkerGroup {
     std::function<void(const RankExit&)> failed;  ///< a worker failed before end() was called
     std::function<void(const RankExit&)> absent;  ///< a worker exited with 0 before init() was done; first one only
     std::function<void(int rank)> waiting;        ///< a worker waits in init() for all others; first one only
-    std::function<void(int rank)> exited;         ///< a worker exited with 0; first one only
+    std::function<void(const RankExit&)> exited;  ///< a worker exited with 0 while others worked
     std::function<void()> finished;               ///< all exited with 0, and no descendants are left
     std::function<void()> ended;                  ///< after end(): no descendants are left
   };
@@ -129,7 +129,6 @@ class WorkerGroup {
   WorkerMessages messages_;
   bool waiting_reported_ = false;
   bool absent_reported_ = false;
-  bool exited_reported_ = false;
 };
 
 }  // namespace maniple::launch

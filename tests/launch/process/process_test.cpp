@@ -65,6 +65,21 @@ TEST(FailureReport, TheCauseComesBeforeItsConsequences) {
   EXPECT_FALSE(cause_may_follow({consequence, killed}));
 }
 
+TEST(FailureReport, ARankThatEndedWithZeroIsTheCauseIfOthersWaitedForIt) {
+  const std::vector<RankExit> ended = {{.rank = 3, .host = "b", .pid = 8}, {.rank = 1, .host = "a", .pid = 7}};
+  const RankExit lost{.rank = 0, .host = "a", .pid = 9, .code = 1, .consequence = true, .blamed = 1, .error = "lost"};
+  ASSERT_EQ(early_end({lost}, ended), &ended[1]);
+  EXPECT_EQ(describe_failure(lost, 4, 1, &ended[1]),
+            "maniple: rank 1 of 4 ended early, on host a (pid 7): exit code 0, while other ranks waited for it; rank 0 "
+            "failed because of it, on host a (pid 9): exit code 1\nmaniple:   error: lost");
+  // One that left in good order is not blamed, but it is the cause all the same.
+  EXPECT_EQ(early_end({{.rank = 0, .code = 1, .consequence = true, .left = 3}}, ended), &ended[0]);
+  EXPECT_EQ(left_rank({.kind = ErrorKind::peer_lost, .ranks = {3}, .loss = LossKind::left}), 3);
+  EXPECT_EQ(left_rank(lost_by(0, 2)), -1);
+  EXPECT_EQ(early_end({{.rank = 0, .code = 1, .consequence = true, .blamed = 2}}, ended), nullptr);
+  EXPECT_EQ(early_end({lost, {.rank = 2, .signal = SIGKILL}}, ended), nullptr) << "rank 2 has failed";
+}
+
 TEST(FailureReport, Text) {
   const RankExit exit{.rank = 3, .host = "node2", .pid = 4711, .signal = SIGSEGV, .error = "what", .tail = {"a", "b"}};
   EXPECT_EQ(describe_failure(exit, 8),
