@@ -146,7 +146,7 @@ TEST(Failure, ARankThatExitsBeforeInitIsNamedAtOnce) {
 
 // The others lose it. Whether it left its group first or not, it did not fail, and it does not run any more.
 TEST(Failure, ARankThatEndsEarlyWithZeroIsNamed) {
-  for (const char* word : {"quit", "part"}) {
+  for (const char* word : {"quit", "part", "cascade"}) {
     const Result result = maniple({"run", "-n", "3", worker_program(), word, "1"});
     EXPECT_EQ(result.code, 1) << word << result.err;
     EXPECT_NE(result.err.find("maniple: rank 1 of 3 ended early, on host "), std::string::npos) << word << result.err;

@@ -4,6 +4,7 @@
 //   die R          joins; rank R kills itself, the others wait for it
 //   quit R         joins; rank R ends with exit code 0 without leaving its group, the others wait for it
 //   part R         the same, but rank R leaves its group first
+//   cascade R      the same as quit, and the others abort a second group, of which rank R is no member
 //   report R FILE  rank R kills itself; when it is gone the others report that they lost it, print that and end with
 //                  exit code 1. Without a file it was no rank of this job
 //   recover R      all report that they lost rank R, print that and go on: exit code 0
@@ -108,6 +109,16 @@ int main(int argc, char** argv) try {
     if (world->rank() == argument && word == "quit") ::_exit(0);
     if (world->rank() == argument) return 0;
     world->barrier();
+  }
+  if (word == "cascade") {
+    const auto others = world->split(world->rank() == argument ? 1 : 0);
+    if (world->rank() == argument) ::_exit(0);
+    try {
+      world->barrier();
+    } catch (const maniple::PeerLost&) {
+      others->abort("the world has lost a rank");
+      throw;
+    }
   }
   if (word == "mismatch") {
     double number = 1;

@@ -11,6 +11,7 @@ namespace maniple::launch {
 namespace {
 
 constexpr std::int64_t kTogether_us = 20'000;
+constexpr std::chrono::duration<double> kReaction{5.0};  // a program that goes on for longer has handled its failure
 
 struct NamedSignal {
   int number;
@@ -68,6 +69,12 @@ bool is_consequence(const ErrorInfo& error, int rank) {
   if (waits_for_others(error, rank)) return true;
   if (error.kind == ErrorKind::aborted) return error.origin != rank;
   return error.origin >= 0 && error.origin != rank;
+}
+
+bool follows_from(const ErrorInfo& earlier, const ErrorInfo& later, int rank, std::chrono::duration<double> after) {
+  // A group fails once. If another group of that name fails, it was made after the failure.
+  if (after > kReaction || later.group == earlier.group) return false;
+  return later.kind == ErrorKind::aborted || is_consequence(later, rank);
 }
 
 int blamed_rank(const ErrorInfo& error) {

@@ -5,6 +5,7 @@
 // failure: the one that did not begin on another rank.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -46,6 +47,11 @@ int blamed_rank(const ErrorInfo& error);
 
 /// The rank that a lost peer's report names, if that peer left in good order; -1: none.
 int left_rank(const ErrorInfo& error);
+
+/// A rank may report several failures, one for each of its groups. Whether `later`, reported `after` seconds, follows
+/// from `earlier`: the rank lost a peer in one group and then aborted its other groups, or lost others that ended as
+/// well. `earlier` then says why the rank fails. Otherwise the program has handled `earlier`, and `later` is new.
+bool follows_from(const ErrorInfo& earlier, const ErrorInfo& later, int rank, std::chrono::duration<double> after);
 
 /// Index of the exit that caused the other exits. `exits` must not be empty.
 ///

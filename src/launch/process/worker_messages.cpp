@@ -10,6 +10,7 @@
 
 #include "comm/base/log.h"
 #include "launch/process/descriptors.h"
+#include "launch/process/failure_report.h"
 
 namespace maniple::launch {
 
@@ -59,12 +60,19 @@ void WorkerMessages::take(std::string_view message) {
   } else {
     try {
       FailureReport report = decode_report(message);
-      reporters_.insert(report.rank);
-      failures_[report.rank] = std::move(report.error);
+      take_failure(report.rank, std::move(report.error));
     } catch (const ProtocolError& error) {
       log_debug("a message of a worker: {}", error.what());
     }
   }
+}
+
+void WorkerMessages::take_failure(int rank, ErrorInfo error) {
+  const auto now = std::chrono::steady_clock::now();
+  const auto known = failures_.find(rank);
+  if (known != failures_.end() && follows_from(known->second.error, error, rank, now - known->second.when)) return;
+  failures_[rank] = {.error = std::move(error), .when = now};
+  reporters_.insert(rank);
 }
 
 std::optional<int> WorkerMessages::waiting() const {
@@ -74,7 +82,7 @@ std::optional<int> WorkerMessages::waiting() const {
 
 const ErrorInfo* WorkerMessages::failure_of(int rank) const {
   const auto found = failures_.find(rank);
-  return found == failures_.end() ? nullptr : &found->second;
+  return found == failures_.end() ? nullptr : &found->second.error;
 }
 
 }  // namespace maniple::launch

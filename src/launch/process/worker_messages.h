@@ -3,6 +3,7 @@
 // Programs that do not use Maniple send nothing.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <optional>
 #include <set>
@@ -32,17 +33,23 @@ class WorkerMessages {
   bool is_initialised(int rank) const { return initialised_.count(rank) != 0; }
   /// A rank that waits in init() for all ranks of the job.
   std::optional<int> waiting() const;
-  /// The last failure that the rank reported; null: none.
+  /// The failure that the rank reported; of several, the last that does not follow from an earlier one (follows_from).
+  /// Null: none.
   const ErrorInfo* failure_of(int rank) const;
-  /// The ranks that have reported a failure since the last call.
+  /// The ranks whose failure_of() has changed since the last call.
   std::set<int> take_reporters() { return std::exchange(reporters_, {}); }
 
  private:
+  struct Failure {
+    ErrorInfo error;
+    std::chrono::steady_clock::time_point when;
+  };
   void take(std::string_view message);
+  void take_failure(int rank, ErrorInfo error);
 
   UniqueFd own_end_, rank_end_;
   std::set<int> waiting_, initialised_, reporters_;
-  std::map<int, ErrorInfo> failures_;
+  std::map<int, Failure> failures_;
 };
 
 }  // namespace maniple::launch

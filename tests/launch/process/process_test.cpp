@@ -34,6 +34,24 @@ TEST(FailureReport, TellsConsequencesFromCauses) {
   EXPECT_TRUE(is_consequence({.kind = ErrorKind::mismatch, .origin = 1}, 0));
 }
 
+// A rank of several groups reports the failure of each.
+TEST(FailureReport, TellsReactionsFromNewFailures) {
+  const auto in = [](const char* group, ErrorInfo info) {
+    info.group = group;
+    return info;
+  };
+  const ErrorInfo lost = in("world", lost_by(0, 2));
+  const ErrorInfo own_abort = in("world/1", {.kind = ErrorKind::aborted, .origin = 0});
+  const std::chrono::seconds soon(1), later(60);
+  EXPECT_TRUE(follows_from(lost, own_abort, 0, soon)) << "it lost rank 2 and then aborts its other groups";
+  EXPECT_TRUE(follows_from(lost, in("world/1", lost_by(0, 1)), 0, soon)) << "another rank ends for the same reason";
+  EXPECT_TRUE(follows_from(own_abort, lost, 0, soon)) << "rank 2 ended because of the abort";
+  EXPECT_FALSE(follows_from(lost, own_abort, 0, later)) << "the program went on without rank 2";
+  EXPECT_FALSE(follows_from(lost, in("world", lost_by(0, 3)), 0, soon)) << "a new group of that name";
+  const ErrorInfo own_mismatch = in("world/1", {.kind = ErrorKind::mismatch, .origin = 0});
+  EXPECT_FALSE(follows_from(lost, own_mismatch, 0, soon)) << "it begins here";
+}
+
 TEST(FailureReport, TheCauseComesBeforeItsConsequences) {
   const RankExit consequence{.rank = 0, .code = 1, .consequence = true, .at_us = 100};
   const RankExit killed{.rank = 1, .signal = SIGKILL, .at_us = 5000};
@@ -110,6 +128,27 @@ TEST(WorkerMessages, AreReceived) {
   EXPECT_EQ(messages.failure_of(1), nullptr);
   ASSERT_NE(messages.failure_of(2), nullptr);
   EXPECT_EQ(describe(*messages.failure_of(2)), describe(lost_by(2, 1)));
+}
+
+TEST(WorkerMessages, AFailureThatFollowsFromAnotherDoesNotReplaceIt) {
+  WorkerMessages messages;
+  messages.open();
+  const auto report = [&](const ErrorInfo& error) {
+    const std::string packet = encode_report({.rank = 2, .error = error});
+    ASSERT_EQ(::send(messages.rank_end(), packet.data(), packet.size(), 0), static_cast<ssize_t>(packet.size()));
+    messages.receive();
+  };
+  report(lost_by(2, 1));
+  EXPECT_EQ(messages.take_reporters(), std::set<int>{2});
+  report({.kind = ErrorKind::aborted, .group = "world/1", .origin = 2, .reason = "rank 1 is gone"});
+  EXPECT_TRUE(messages.take_reporters().empty());
+  EXPECT_EQ(messages.failure_of(2)->kind, ErrorKind::peer_lost);
+  // The program recovers, and then fails by itself.
+  report({.kind = ErrorKind::mismatch, .group = "world/2", .origin = 2, .reason = "different things"});
+  EXPECT_EQ(messages.failure_of(2)->kind, ErrorKind::mismatch);
+  EXPECT_EQ(messages.take_reporters(), std::set<int>{2});
+  messages.open();
+  EXPECT_EQ(messages.failure_of(2), nullptr) << "the ranks of the next start have reported nothing";
 }
 
 TEST(Ports, AReservedPortIsRankZerosAlone) {
