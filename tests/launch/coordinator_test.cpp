@@ -210,6 +210,17 @@ TEST(Coordinator, ARankThatExitsBeforeInitIsAFailure) {
   }
 }
 
+TEST(Coordinator, NodesLearnWhichRanksWereShownAsTheCause) {
+  Stage stage({.nodes = {1, 1}});
+  stage.join(0, 0);
+  start(stage, 0);
+  stage.report(0, Kind::failed, 0, {.rank = 0, .code = 1, .consequence = true, .blamed = 1});
+  stage.expire(Coordinator::Timer::verdict);
+  EXPECT_EQ(stage.last(0).kind, Kind::stop);
+  EXPECT_EQ(stage.last(0).exit.rank, 0);
+  EXPECT_EQ(stage.last(0).exit.blamed, 1);
+}
+
 // The others lost it: it is named as what it is, also when it ran on another node.
 TEST(Coordinator, ARankThatEndsEarlyWithZeroIsNamed) {
   Stage stage({.nodes = {2, 2}});

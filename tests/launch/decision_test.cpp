@@ -47,6 +47,16 @@ TEST(RepeatedErrors, WhoeverIsShownAsTheCauseIsNotListed) {
   EXPECT_EQ(losses.summary(), "maniple: rank 3 reported the same loss of rank 2");
 }
 
+// It was shown as the cause before it ended: "rank 2 failed first, but has not ended".
+TEST(RepeatedErrors, WhoeverIsShownBeforeItReportsIsNotListed) {
+  RepeatedErrors losses;
+  losses.report(0, lost_by(0, 5));
+  losses.shown(2);
+  EXPECT_TRUE(losses.report(2, lost_by(2, 5)));
+  losses.failed(2);
+  EXPECT_EQ(losses.summary(), "");
+}
+
 TEST(RepeatedErrors, MismatchesAreShownOnce) {
   RepeatedErrors errors;
   const auto mismatch = [](int number) {

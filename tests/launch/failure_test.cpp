@@ -1,4 +1,4 @@
-// What happens when something ends that should not: ranks, the launcher, the job at Ctrl-C.
+// What happens when something ends that should not: ranks or the launcher.
 #include <gtest/gtest.h>
 
 #include <sys/stat.h>
@@ -108,6 +108,21 @@ TEST(Failure, AMismatchIsShownOnceAndSummedUp) {
   ASSERT_TRUE(std::regex_search(result.err, headline, std::regex("maniple: rank (\\d) of 3 failed first")));
   ASSERT_TRUE(std::regex_search(result.err, list, std::regex("maniple: ranks? ([0-9, ]+) reported the same")));
   EXPECT_EQ(list[1].str().find(headline[1].str()), std::string::npos) << result.err;
+}
+
+// Programs that print the error on standard output. What else they print there is shown.
+TEST(Failure, AMismatchOnStandardOutputIsSummedUp) {
+  const Result result = maniple({"run", "-n", "3", "--grace", "60", worker_program(), "mismatch", "1", "out"});
+  EXPECT_EQ(result.code, 1) << result.err;
+  const std::string text = "ranks called different things";
+  const auto first = result.out.find(text);
+  EXPECT_NE(first, std::string::npos) << result.out;
+  EXPECT_EQ(first, result.out.rfind(text)) << "one rank shows it: " << result.out;
+  EXPECT_NE(result.err.find(" reported the same mismatch in call #"), std::string::npos) << result.err;
+  for (const char* line : {"] caught\n", "] saved\n"}) {
+    for (int rank = 0; rank < 3; ++rank)
+      EXPECT_NE(result.out.find("[rank " + std::to_string(rank) + line), std::string::npos) << rank << result.out;
+  }
 }
 
 // What ranks report through their descriptor decides, not what they print; one of them is shown.
@@ -237,72 +252,6 @@ TEST(Failure, TheReaperHasAnotherName) {
   launched.signal(SIGTERM);
   EXPECT_EQ(launched.wait(), 143);
   EXPECT_EQ(state_of(reaper), '\0');
-}
-
-TEST(Interrupt, WorkersCanSave) {
-  Launched launched(
-      {"run", "-n", "2", "sh", "-c", "trap 'echo saved; exit 0' INT; echo up; while :; do sleep 0.05; done"});
-  ASSERT_TRUE(becomes_true([&] { return launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"); }));
-  launched.signal(SIGINT);
-  EXPECT_EQ(launched.wait(), 130);
-  EXPECT_EQ(launched.count("saved"), 2) << launched.out();
-  EXPECT_NE(launched.err().find("Ctrl-C again ends them"), std::string::npos) << launched.err();
-}
-
-TEST(Interrupt, ASecondOneEndsAtOnce) {
-  const std::string mark = new_mark();
-  Launched launched(
-      {"run", "-n", "2", "--env", mark, "sh", "-c", "trap '' INT TERM; echo up; while :; do sleep 0.05; done"});
-  ASSERT_TRUE(launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"));
-  launched.signal(SIGINT);
-  ASSERT_TRUE(launched.wait_for("Ctrl-C again ends them"));
-  launched.signal(SIGINT);
-  EXPECT_EQ(launched.wait(25), 130) << "well before the 30 s of grace are over";
-  EXPECT_TRUE(processes_with(mark).empty());
-}
-
-TEST(Interrupt, SigtermIsPassedOn) {
-  Launched launched(
-      {"run", "-n", "2", "sh", "-c", "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"});
-  ASSERT_TRUE(launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"));
-  launched.signal(SIGTERM);
-  EXPECT_EQ(launched.wait(), 143);
-  EXPECT_EQ(launched.count("saved"), 2);
-}
-
-// A stopped worker could not act on the signal, and the stop would take the 30 s of grace.
-TEST(Interrupt, StoppedWorkersAreContinued) {
-  const std::string mark = new_mark();
-  Launched launched({"run", "-n", "2", "--env", mark, "sh", "-c",
-                     "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"});
-  ASSERT_TRUE(launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"));
-  for (const pid_t pid : processes_with(mark)) ::kill(pid, SIGSTOP);
-  launched.signal(SIGTERM);
-  EXPECT_EQ(launched.wait(25), 143) << "well before the 30 s of grace are over";
-  EXPECT_EQ(launched.count("saved"), 2) << launched.out();
-  EXPECT_TRUE(processes_with(mark).empty());
-}
-
-TEST(Interrupt, AStoppedAgentIsContinued) {
-  const std::string mark = new_mark();
-  Launched launched({"run", "-n", "2", "--env", mark, "sh", "-c", "echo up; exec sleep 1000"});
-  ASSERT_TRUE(launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"));
-  for (const pid_t pid : {launched.agent(), launched.reaper()}) {
-    ::kill(pid, SIGSTOP);
-    ASSERT_TRUE(becomes_true([&] { return state_of(pid) == 'T'; }));
-  }
-  launched.signal(SIGTERM);
-  EXPECT_EQ(launched.wait(25), 143) << launched.err();
-  EXPECT_TRUE(processes_with(mark).empty());
-}
-
-TEST(Interrupt, UserSignalsReachTheWorkers) {
-  Launched launched(
-      {"run", "-n", "2", "sh", "-c", "trap 'echo signalled; exit 0' USR1; echo up; while :; do sleep 0.05; done"});
-  ASSERT_TRUE(launched.wait_for("[rank 0] up") && launched.wait_for("[rank 1] up"));
-  launched.signal(SIGUSR1);
-  EXPECT_EQ(launched.wait(), 0);
-  EXPECT_EQ(launched.count("signalled"), 2);
 }
 
 TEST(Restarts, WholeGroupWithANewGeneration) {

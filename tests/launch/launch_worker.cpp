@@ -9,6 +9,7 @@
 //                  exit code 1. Without a file it was no rank of this job
 //   recover R      all report that they lost rank R, print that and go on: exit code 0
 //   mismatch R     joins; rank R calls something else than the others, and all print that and end with exit code 1
+//   mismatch R out the same, but they print it on standard output, and a line before and after it
 //   crash R        joins; rank R writes to address 8
 //   until FILE     joins and adds up until rank 0 sees the file
 //   flood BYTES    writes numbered lines
@@ -121,6 +122,7 @@ int main(int argc, char** argv) try {
     }
   }
   if (word == "mismatch") {
+    if (argc > 3) ::signal(SIGTERM, SIG_IGN);  // so that each prints all of its lines
     double number = 1;
     world->rank() == argument ? world->all_reduce(maniple::buffer_of(number))
                               : world->all_reduce(maniple::buffer_of(sum));
@@ -143,6 +145,10 @@ int main(int argc, char** argv) try {
               std::getenv("MANIPLE_RESTART_COUNT"));
   return 0;
 } catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
+  if (argc > 3 && std::strcmp(argv[3], "out") == 0) {
+    std::printf("caught\n%s\nsaved\n", error.what());
+  } else {
+    std::fprintf(stderr, "%s\n", error.what());
+  }
   return 1;
 }

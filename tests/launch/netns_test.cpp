@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
+#include <regex>
 
 #include <fmt/format.h>
 
@@ -93,6 +94,50 @@ TEST(Machines, ACutNetworkIsNoticedOnBothSides) {
   EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
 }
 
+// The ranks notice the cut before the launchers do. The master's side sees none of the cut-off ranks end.
+TEST(Machines, TheHeadlineAfterACutNamesARankBeyondIt) {
+  if (const std::string why = Network::why_not(); !why.empty()) GTEST_SKIP() << why;
+  Network network(2);
+  const harness::TemporaryDirectory folder;
+  harness::write_secret(folder.path() + "/secret");
+  const std::string mark = new_mark();
+  std::vector<std::unique_ptr<Launched>> nodes;
+  for (const int host : {0, 1}) {
+    nodes.push_back(inside(network, host,
+                           {"run",
+                            "--nnodes",
+                            "2",
+                            "--node-rank",
+                            std::to_string(host),
+                            "--master",
+                            Network::address(0) + ":29500",
+                            "--secret-file",
+                            folder.path() + "/secret",
+                            "-n",
+                            "2",
+                            "--heartbeat",
+                            "0.1",
+                            "--silence-limit",
+                            "10",
+                            "--env",
+                            mark,
+                            "--env",
+                            "MANIPLE_HEARTBEAT=0.5",
+                            worker_program(),
+                            "until",
+                            folder.path() + "/end"}));
+  }
+  for (const auto& node : nodes) ASSERT_TRUE(node->wait_for("joined", 60, 2)) << node->err();
+  network.set_link(1, "nomaster");
+  for (const auto& node : nodes) EXPECT_EQ(node->wait(), 1) << node->err();
+  const std::regex headline(
+      "maniple: rank [23] of 4 failed first, but has not ended \\(stopped, cut off, or busy\\?\\); rank [01] ended "
+      "because of it");
+  EXPECT_TRUE(std::regex_search(nodes[0]->err(), headline)) << nodes[0]->err();
+  EXPECT_EQ(nodes[1]->err().find("failed first"), std::string::npos) << "it cannot know: " << nodes[1]->err();
+  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
+}
+
 /// A stand-in for ssh, which no cable can cut: stand_in ADDRESS COMMAND.
 std::string stand_in(const Network& network, const std::string& folder) {
   const std::string path = folder + "/ssh";
@@ -104,6 +149,28 @@ std::string stand_in(const Network& network, const std::string& folder) {
   script.close();
   ::chmod(path.c_str(), 0755);
   return path;
+}
+
+// One host is cut off from the others, but not from the launcher: all ranks report whom they lost. The rank that most
+// of them blame is the headline, whoever ends first.
+TEST(Machines, TheHeadlineNamesTheRankThatMostRanksLost) {
+  if (const std::string why = Network::why_not(); !why.empty()) GTEST_SKIP() << why;
+  const Network network(5);
+  const harness::TemporaryDirectory folder;
+  const std::string mark = new_mark();
+  std::string hosts;
+  for (int host = 1; host < 5; ++host) hosts += (host == 1 ? "" : ",") + Network::address(host) + ":1";
+  const auto launched = inside(network, 0,
+                               {"run", "--hosts", hosts, "--rsh", stand_in(network, folder.path()), "--env", mark,
+                                "--env", "MANIPLE_HEARTBEAT=0.5", worker_program(), "until", folder.path() + "/end"});
+  ASSERT_TRUE(launched->wait_for("joined", 60, 4)) << launched->err();
+  for (int host = 1; host < 4; ++host) {
+    network.run_on(host, "ip route add blackhole " + Network::address(4));
+    network.run_on(4, "ip route add blackhole " + Network::address(host));
+  }
+  EXPECT_EQ(launched->wait(), 1) << launched->err();
+  EXPECT_NE(launched->err().find("maniple: rank 3 of 4 failed first"), std::string::npos) << launched->err();
+  EXPECT_TRUE(becomes_true([&] { return processes_with(mark).empty(); }));
 }
 
 // A host is cut off for longer than the limit. Its agent comes back, or the one that is started again does; the job

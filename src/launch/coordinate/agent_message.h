@@ -73,7 +73,8 @@ struct AgentMessage {
                                            ///< join: core_set_id()
   std::vector<std::string> settings = {};  ///< job: settings, see job_settings.h. join: a name for the launcher
                                            ///< process, which identifies it when it reconnects
-  RankExit exit = {};  ///< failed, absent: the exit; exited: the exit; waiting: its rank; stop: rank of the reported cause or -1
+  RankExit exit = {};  ///< failed, absent: the exit; exited: the exit; waiting: its rank; stop: the ranks
+                       ///< that were shown as the cause are its rank and the blamed one, or -1
 
   friend bool operator==(const AgentMessage&, const AgentMessage&) = default;
 };

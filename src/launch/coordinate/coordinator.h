@@ -117,7 +117,7 @@ class Coordinator {
   void release(Node node);
   void show_on_all(const std::string& text);
   void follow(Next next, int code);
-  void stop_all(int signal, std::chrono::duration<double> grace, int reported = -1);
+  void stop_all(int signal, std::chrono::duration<double> grace, int reported = -1, int unseen = -1);
   void check_stopped();
   void quit(int code, const std::string& text);
   std::vector<Node> in_order() const;

@@ -90,14 +90,15 @@ void Coordinator::decide() {
   if (state_ != State::running || exits_.empty()) return;
   const RankExit& cause = exits_[first_cause(exits_)];
   follow(Next::restart_if_allowed, cause.exit_code());
-  std::string text = describe_failure(cause, world_size_, unseen_cause(exits_), early_end(exits_, ended_));
+  const int unseen = unseen_cause(exits_);
+  std::string text = describe_failure(cause, world_size_, unseen, early_end(exits_, ended_));
   if (options_.restarts.max_restarts > 0 && options_.restarts.allows(failures_)) {
     text += fmt::format("\nmaniple: starting the group again (restart {} of {})", failures_,
                         options_.restarts.max_restarts);
   }
   effects_.print(text);
   show_on_all(text);
-  stop_all(SIGTERM, options_.grace, cause.rank);
+  stop_all(SIGTERM, options_.grace, cause.rank, unseen);
 }
 
 /// Shows the text to the other launchers' users.
@@ -122,13 +123,15 @@ void Coordinator::follow(Next next, int code) {
   if (next == Next::restart_if_allowed) ++failures_;
 }
 
-/// Stops all nodes. Does not wait for nodes on which nothing was started. `reported`: see WorkerGroup::end.
-void Coordinator::stop_all(int signal, std::chrono::duration<double> grace, int reported) {
+/// Stops all nodes. Does not wait for nodes on which nothing was started. `reported`, `unseen`: the ranks that were
+/// shown as the cause, see WorkerGroup::end.
+void Coordinator::stop_all(int signal, std::chrono::duration<double> grace, int reported, int unseen) {
   enter(State::stopping);
   AgentMessage stop{.kind = Kind::stop};
   stop.generation = generation_;
   stop.signal = signal;
   stop.exit.rank = reported;
+  stop.exit.blamed = unseen;
   stop.grace_ms = static_cast<int>(std::min(grace.count(), 1e6) * 1000);
   std::vector<Node> with_workers;
   for (const auto& [node, info] : nodes_) {

@@ -49,7 +49,8 @@ void NodeAgent::handle(const AgentMessage& message) {
     case Kind::start: return start(message);
     case Kind::signal: return worker_group_.signal_all(message.signal);
     case Kind::stop:
-      return worker_group_.end(message.signal, std::chrono::milliseconds(message.grace_ms), message.exit.rank);
+      return worker_group_.end(message.signal, std::chrono::milliseconds(message.grace_ms),
+                               {message.exit.rank, message.exit.blamed});
     default: return;
   }
 }

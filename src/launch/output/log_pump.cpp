@@ -67,6 +67,7 @@ void LogPump::take_lines(std::string_view lines) {
   tail_->take(lines, route_.to_err);
   if (!route_.shown || display_ == Display::dropped) return;
   if (display_ == Display::shown) return show_lines(lines);
+  if (display_ == Display::filtered) return show_other_lines(lines);
   held_.append(lines);
   if (held_.size() > kMostHeld) show();
 }
@@ -77,6 +78,24 @@ void LogPump::show() {
   show_lines(held_);
   held_.clear();
   stream().flush();
+}
+
+void LogPump::drop_repeats(std::string_view error) {
+  // Long lines may be shown in pieces, and a report may be cut.
+  constexpr std::size_t kEnough = 400;
+  repeated_ = error.substr(0, std::min(error.find('\n'), kEnough));
+  if (repeated_.empty()) return show();
+  display_ = Display::filtered;
+  show_other_lines(std::exchange(held_, {}));
+  stream().flush();
+}
+
+void LogPump::show_other_lines(std::string_view lines) {
+  while (!lines.empty()) {
+    const std::string_view line = lines.substr(0, lines.find('\n') + 1);
+    lines.remove_prefix(line.size());
+    if (line.find(repeated_) == std::string_view::npos) show_lines(line);
+  }
 }
 
 // An uncaught exception prints two lines. Longer output contains more than the error.

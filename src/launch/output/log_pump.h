@@ -45,6 +45,8 @@ class LogPump {
   void finish();
 
   void hold() { display_ = Display::held; }  ///< holds lines back from now on, up to kMostHeld bytes
+  /// Shows the held lines and all that follow, except the lines that contain the first line of `error`.
+  void drop_repeats(std::string_view error);
   void drop();  ///< discards the held lines and all that follow; but shows them all if more
                 ///< than two lines are held, which is more than an error takes
   void show();  ///< shows the held lines and all that follow
@@ -53,8 +55,9 @@ class LogPump {
 
  private:
   OutputStream& stream() const noexcept { return route_.to_err ? console_.err() : console_.out(); }
-  enum class Display { shown, held, dropped };
+  enum class Display { shown, held, filtered, dropped };
   void take_lines(std::string_view lines);
+  void show_other_lines(std::string_view lines);
   void show_lines(std::string_view lines);
 
   static constexpr std::size_t kLongestLine = std::size_t{64} << 10;
@@ -67,6 +70,7 @@ class LogPump {
   std::string partial_;
   Display display_ = Display::shown;
   std::string held_;
+  std::string repeated_;  // while filtered: lines that contain it are discarded
 };
 
 }  // namespace maniple::launch

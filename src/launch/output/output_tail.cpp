@@ -127,11 +127,12 @@ bool RepeatedErrors::report(int by, const ErrorInfo& error) {
 }
 
 void RepeatedErrors::failed(int by) {
+  if (shown_.count(by) != 0) return;
   if (const auto it = repeated_.find(by); it != repeated_.end()) errors_.at(it->second).others.insert(by);
 }
 
 void RepeatedErrors::shown(int by) {
-  repeated_.erase(by);
+  shown_.insert(by);
   for (auto& [name, error] : errors_) error.others.erase(by);
 }
 

@@ -47,7 +47,7 @@ class RepeatedErrors {
   bool report(int by, const ErrorInfo& error);
   /// Rank `by` has failed: it is counted if its last report was a repeated one.
   void failed(int by);
-  /// Rank `by` is shown elsewhere with its error, so the summary does not list it.
+  /// Rank `by` is shown elsewhere with its error, so no summary lists it, also if it fails later.
   void shown(int by);
   /// "maniple: ranks 0, 3 reported the same loss of rank 2", one line per error; empty if there is none. Each error is
   /// summarised once.
@@ -58,6 +58,7 @@ class RepeatedErrors {
     int first = -1;        // the rank that reported it first
     std::set<int> others;  // ranks that have reported it and failed
   };
+  std::set<int> shown_;
   std::map<int, std::string> repeated_;     // by reporting rank: the key in errors_
   std::map<std::string, Reported> errors_;  // by a readable text that identifies the error
 };

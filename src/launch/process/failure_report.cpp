@@ -147,8 +147,7 @@ const RankExit* early_end(const std::vector<RankExit>& exits, const std::vector<
   const RankExit& first = exits[first_cause(exits)];
   const int unseen = unseen_cause(exits);
   const int rank = unseen >= 0 ? unseen : first.consequence ? first.left : -1;
-  const auto found =
-      std::find_if(ended.begin(), ended.end(), [&](const RankExit& exit) { return exit.rank == rank; });
+  const auto found = std::find_if(ended.begin(), ended.end(), [&](const RankExit& exit) { return exit.rank == rank; });
   return found == ended.end() ? nullptr : &*found;
 }
 
@@ -160,7 +159,8 @@ std::string describe_failure(const RankExit& exit, int world_size, int unseen, c
   std::string text;
   if (early != nullptr) {
     text = fmt::format(
-        "maniple: rank {} of {} ended early, on host {} (pid {}): exit code 0, while other ranks waited for it; rank {} "
+        "maniple: rank {} of {} ended early, on host {} (pid {}): exit code 0, while other ranks waited for it; rank "
+        "{} "
         "failed because of it, on host {} (pid {}): {}",
         early->rank, world_size, early->host, early->pid, exit.rank, exit.host, exit.pid, describe_end(exit));
   } else if (unseen >= 0 && unseen < world_size) {

@@ -211,19 +211,28 @@ void WorkerGroup::read_from(Output& output, bool until_empty) {
 }
 
 // All ranks that wait for a lost rank, or that called different operations, report the error, print it and end. The
-// first one's output is shown; the others' standard error is held back until they end and then summarised. If a rank
-// goes on with the remaining ranks instead, its output is shown.
+// first one's output is shown; the others' outputs are held back until they end and then summarised. If a rank goes on
+// with the remaining ranks instead, or fails for another reason, its output is shown.
 void WorkerGroup::take_report(Member& member, const ErrorInfo& failure) {
   member.tail->stop_looking();
-  if (!repeated_.report(member.assignment.rank, failure) || !member.running || member.err.pump == nullptr) return;
+  const bool repeats = repeated_.report(member.assignment.rank, failure);
+  if (!member.running || member.err.pump == nullptr) return;
+  if (!repeats) {
+    if (std::exchange(member.held, false)) show(member);
+    return;
+  }
   member.held = true;
+  member.out.pump->hold();
   member.err.pump->hold();
   if (repeated_timer_ == 0) repeated_timer_ = poller_.call_after(kRepeatWindow, [this] { show_held(); });
 }
 
 void WorkerGroup::end_held(Member& member) {
   if (!std::exchange(member.held, false)) return;
-  if (member.ok) return member.err.pump->show();
+  if (member.ok) return show(member);
+  // Standard error is the error's. Standard output may hold results, so only the error's line is dropped there.
+  const ErrorInfo* failure = messages_.failure_of(member.assignment.rank);
+  member.out.pump->drop_repeats(failure != nullptr ? failure->reason : std::string());
   member.err.pump->drop();
   repeated_.failed(member.assignment.rank);
 }
@@ -231,8 +240,13 @@ void WorkerGroup::end_held(Member& member) {
 void WorkerGroup::show_held() {
   poller_.cancel(repeated_timer_);
   for (const auto& member : members_) {
-    if (member->running && std::exchange(member->held, false)) member->err.pump->show();
+    if (member->running && std::exchange(member->held, false)) show(*member);
   }
+}
+
+void WorkerGroup::show(Member& member) {
+  member.out.pump->show();
+  member.err.pump->show();
 }
 
 void WorkerGroup::pause_if_congested(Output& output) {
@@ -301,8 +315,8 @@ void WorkerGroup::children_reaped() {
   if (state_ == State::finishing || state_ == State::ending) check_finished();
 }
 
-void WorkerGroup::end(int signal, std::chrono::duration<double> grace, int reported) {
-  repeated_.shown(reported);
+void WorkerGroup::end(int signal, std::chrono::duration<double> grace, const std::vector<int>& reported) {
+  for (const int rank : reported) repeated_.shown(rank);
   if (state_ == State::idle) {
     events_.ended();
     return;

@@ -60,9 +60,9 @@ class WorkerGroup {
   /// `cores_total` are the ranks' position among the job's ranks on this machine and their total number.
   void start(const std::vector<WorkerAssignment>& assignments, NodeEnvironment node, int cores_first, int cores_total);
 
-  /// Signals all process groups, and sends SIGKILL to everything that is left after `grace`. `reported`: the rank that
-  /// the user was shown as the cause; -1: none.
-  void end(int signal, std::chrono::duration<double> grace, int reported = -1);
+  /// Signals all process groups, and sends SIGKILL to everything that is left after `grace`. `reported`: the ranks that
+  /// the user was shown as the cause.
+  void end(int signal, std::chrono::duration<double> grace, const std::vector<int>& reported = {});
 
   /// Passes a signal on (SIGSTOP, SIGCONT).
   void signal_all(int signal);
@@ -87,7 +87,7 @@ class WorkerGroup {
     pid_t pid = -1;
     bool running = false;
     bool ok = false;
-    bool held = false;  // its standard error is held back: it reported a repeated error and may be about to end
+    bool held = false;  // its outputs are held back: it reported a repeated error and may be about to end
     Output out;
     Output err;
     std::shared_ptr<OutputTail> tail;
@@ -104,6 +104,7 @@ class WorkerGroup {
   void take_report(Member& member, const ErrorInfo& failure);
   void end_held(Member& member);
   void show_held();
+  static void show(Member& member);
   void open_messages();
   void receive_messages();
   void close_outputs();

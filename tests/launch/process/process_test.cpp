@@ -85,7 +85,7 @@ TEST(FailureReport, TheCauseComesBeforeItsConsequences) {
 
 TEST(FailureReport, ARankThatEndedWithZeroIsTheCauseIfOthersWaitedForIt) {
   const std::vector<RankExit> ended = {{.rank = 3, .host = "b", .pid = 8}, {.rank = 1, .host = "a", .pid = 7}};
-  const RankExit lost{.rank = 0, .host = "a", .pid = 9, .code = 1, .consequence = true, .blamed = 1, .error = "lost"};
+  const RankExit lost{.rank = 0, .host = "a", .pid = 9, .code = 1, .error = "lost", .consequence = true, .blamed = 1};
   ASSERT_EQ(early_end({lost}, ended), &ended[1]);
   EXPECT_EQ(describe_failure(lost, 4, 1, &ended[1]),
             "maniple: rank 1 of 4 ended early, on host a (pid 7): exit code 0, while other ranks waited for it; rank 0 "
