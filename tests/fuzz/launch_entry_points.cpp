@@ -30,7 +30,7 @@ void launch_options(std::string_view bytes) {
 }
 
 void agent_message(std::string_view bytes) {
-  tolerate([&] { require(encode(launch::decode_agent_message(bytes)) == bytes); });
+  tolerate([&] { require(launch::encode(launch::decode_agent_message(bytes)) == bytes); });
 }
 
 std::vector<std::string> launch_options_seeds() {
@@ -46,18 +46,30 @@ std::vector<std::string> launch_options_seeds() {
 }
 
 std::vector<std::string> agent_message_seeds() {
-  launch::AgentMessage message{
-      .kind = launch::AgentMessage::Kind::failed, .generation = 1, .host = "h", .text = "t", .settings = {"a=b", ""}};
-  message.exit = {.rank = 1,
-                  .host = "h",
-                  .pid = 7,
-                  .signal = 9,
-                  .cause = "c",
-                  .error = "e",
-                  .consequence = true,
-                  .tail = {"x", "y"},
-                  .at_us = 5};
-  return {launch::encode({}), launch::encode(message)};
+  namespace message = launch::message;
+  const launch::RankExit exit{.rank = 1,
+                              .host = "h",
+                              .pid = 7,
+                              .signal = 9,
+                              .cause = "c",
+                              .error = "e",
+                              .consequence = true,
+                              .tail = {"x", "y"},
+                              .at_us = 5};
+  const std::vector<launch::AgentMessage> messages = {message::Join{.host = "h", .core_set = "c", .launcher = "l"},
+                                                      message::Job{.name = "run-1", .settings = {"a=b", ""}},
+                                                      message::Reserve{.generation = 1},
+                                                      message::Reserved{.host = "h", .port = 9, .error = "e"},
+                                                      message::Start{.generation = 1, .host = "h", .job = "j"},
+                                                      message::Failed{.generation = 1, .exit = exit},
+                                                      message::Verdict{.text = "t"},
+                                                      message::Stop{.generation = 1, .signal = 15, .reported = {1, -1}},
+                                                      message::Signal{.signal = 19, .host = "h"},
+                                                      message::Quit{.code = 1, .text = "t"},
+                                                      message::Alive{.heartbeat_ms = 1, .silence_ms = 2}};
+  std::vector<std::string> seeds;
+  for (const launch::AgentMessage& each : messages) seeds.push_back(launch::encode(each));
+  return seeds;
 }
 
 }  // namespace maniple::fuzz

@@ -183,28 +183,53 @@ TEST(RestartPolicy, DoublesUpToALimit) {
   EXPECT_DOUBLE_EQ(policy.delay_before(1000).count(), 30);
 }
 
-TEST(AgentMessage, SurvivesTheWire) {
-  AgentMessage message{.kind = AgentMessage::Kind::failed, .generation = 3, .node_rank = -1, .port = 4711, .host = "h"};
-  message.settings = {"a", std::string("b\0c", 3)};
-  message.exit = {.rank = 5,
-                  .node_rank = 1,
-                  .host = "x",
-                  .pid = 9,
-                  .code = 2,
-                  .cause = "c",
-                  .error = "e",
-                  .consequence = true,
-                  .blamed = 3,
-                  .left = 4,
-                  .tail = {"t", ""},
-                  .at_us = -1};
-  const std::string bytes = encode(message);
-  EXPECT_EQ(decode_agent_message(bytes), message);
-  for (std::size_t i = 0; i < bytes.size(); ++i) EXPECT_THROW(decode_agent_message(bytes.substr(0, i)), ProtocolError);
-  EXPECT_THROW(decode_agent_message(bytes + "x"), ProtocolError);
-  std::string unknown = bytes;
-  unknown[0] = 99;
-  EXPECT_THROW(decode_agent_message(unknown), ProtocolError);
+const RankExit kExit{.rank = 5,
+                     .node_rank = 1,
+                     .host = "x",
+                     .pid = 9,
+                     .code = 2,
+                     .cause = "c",
+                     .error = "e",
+                     .consequence = true,
+                     .blamed = 3,
+                     .left = 4,
+                     .tail = {"t", ""},
+                     .at_us = -1};
+
+/// One of each kind, with all fields set.
+const std::vector<AgentMessage> kMessages = {
+    message::Join{1, 2, 3, 4, 5, "h", "c", "l"},
+    message::Job{"run-1", {"a", std::string("b\0c", 3)}},
+    message::Reserve{7},
+    message::Reserved{7, "h", 4711, "e"},
+    message::Start{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, "h", 11, "j"},
+    message::Waiting{7, 8},
+    message::Absent{7, kExit},
+    message::Exited{7, kExit},
+    message::Failed{7, kExit},
+    message::Finished{7},
+    message::Interrupt{15},
+    message::Verdict{"t"},
+    message::Stop{7, 15, 800, {3, -1}},
+    message::Stopped{7},
+    message::Signal{19, "h", "t"},
+    message::Quit{-1, "t"},
+    message::Alive{100, 2000},
+    message::Dropped{2000},
+};
+
+TEST(AgentMessage, EveryKindSurvivesTheWire) {
+  ASSERT_EQ(kMessages.size(), std::variant_size_v<AgentMessage>);
+  for (std::size_t kind = 0; kind < kMessages.size(); ++kind) {
+    const AgentMessage& message = kMessages[kind];
+    ASSERT_EQ(message.index(), kind);
+    const std::string bytes = encode(message);
+    EXPECT_EQ(decode_agent_message(bytes), message) << kind;
+    for (std::size_t i = 0; i < bytes.size(); ++i)
+      EXPECT_THROW(decode_agent_message(bytes.substr(0, i)), ProtocolError) << kind;
+    EXPECT_THROW(decode_agent_message(bytes + "x"), ProtocolError) << kind;
+  }
+  EXPECT_THROW(decode_agent_message(std::string(1, '\x12')), ProtocolError) << "an unknown kind";
 }
 
 TEST(Secrets, EachGenerationHasItsOwn) {

@@ -12,7 +12,6 @@
 namespace maniple::launch {
 namespace {
 
-using Kind = AgentMessage::Kind;
 using Seconds = std::chrono::duration<double>;
 
 constexpr double kLooksPerLimit = 8;
@@ -84,9 +83,8 @@ AgentLink::~AgentLink() {
 
 void AgentLink::set_heartbeat(const Heartbeat& heartbeat) {
   heartbeat_ = heartbeat;
-  AgentMessage beat{.kind = Kind::alive};
-  beat.heartbeat_ms = milliseconds(heartbeat.interval);
-  beat.silence_ms = milliseconds(heartbeat.silence_limit);
+  const message::Alive beat{.heartbeat_ms = milliseconds(heartbeat.interval),
+                            .silence_ms = milliseconds(heartbeat.silence_limit)};
   {
     const MutexLock lock(wire_->mutex);
     wire_->interval = heartbeat.interval;
@@ -162,17 +160,18 @@ void AgentLink::read_some() {
 }
 
 void AgentLink::take(const AgentMessage& message) {
-  if (message.kind == Kind::dropped) {
+  if (const auto* dropped = std::get_if<message::Dropped>(&message)) {
     return lose(
         fmt::format("it has dropped this launcher, which was silent for {:.1f} s (was it stopped, or the network "
                     "cut?)",
-                    message.silence_ms / 1000.0));
+                    dropped->silence_ms / 1000.0));
   }
-  if (message.kind != Kind::alive) return events_.received(message);
-  if (!adopt_ || message.heartbeat_ms <= 0 || message.silence_ms <= 0) return;
+  const auto* alive = std::get_if<message::Alive>(&message);
+  if (alive == nullptr) return events_.received(message);
+  if (!adopt_ || alive->heartbeat_ms <= 0 || alive->silence_ms <= 0) return;
   adopt_ = false;
-  set_heartbeat({.interval = std::chrono::milliseconds(message.heartbeat_ms),
-                 .silence_limit = std::chrono::milliseconds(message.silence_ms)});
+  set_heartbeat({.interval = std::chrono::milliseconds(alive->heartbeat_ms),
+                 .silence_limit = std::chrono::milliseconds(alive->silence_ms)});
 }
 
 void AgentLink::look_for_silence() {
@@ -192,9 +191,7 @@ void AgentLink::look_for_silence() {
     events_.silent(silence);
   }
   if (silence > heartbeat_.silence_limit + tolerance_) {
-    AgentMessage notice{.kind = Kind::dropped};
-    notice.silence_ms = milliseconds(silence);
-    send(notice);
+    send(message::Dropped{.silence_ms = milliseconds(silence)});
     return lose(silence_text(silence));
   }
   timer_ = poller_.call_after(period, [this] { look_for_silence(); });

@@ -2,7 +2,7 @@
 // attacker on the network cannot change the commands that are executed.
 //
 // Both ends send heartbeats from a separate thread, so a launcher that is busy with logs or waits for a slow disk does
-// not fall silent. An end that receives nothing for longer than the limit sends `dropped` and closes the connection. A
+// not fall silent. An end that receives nothing for longer than the limit sends Dropped and closes the connection. A
 // stopped launcher reads that message when it continues.
 #pragma once
 

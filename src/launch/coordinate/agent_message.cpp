@@ -1,96 +1,161 @@
 #include "launch/coordinate/agent_message.h"
 
+#include <concepts>
+#include <utility>
+
 #include "comm/base/codec.h"
 
 namespace maniple::launch {
 namespace {
 
 constexpr std::size_t kMaxText = std::size_t{64} << 10;
-constexpr std::size_t kMaxSetting = std::size_t{256} << 10;
-constexpr std::uint32_t kMaxSettings = 65536;
-constexpr std::uint32_t kMaxTail = 64;
+constexpr std::size_t kMaxListed = std::size_t{256} << 10;  // a setting is larger than a text
+constexpr std::uint32_t kMaxList = 65536;
 
-void put_list(ByteWriter& out, const std::vector<std::string>& list) {
-  out.put(static_cast<std::uint32_t>(list.size()));
-  for (const std::string& text : list) out.put_string(text);
+/// T, or const T.
+template <class M, class T>
+concept Is = std::same_as<std::remove_const_t<M>, T>;
+
+// The fields of each message in wire order, for reading and for writing.
+
+template <Is<RankExit> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.rank, m.node_rank, m.pid, m.code, m.signal, m.blamed, m.left, m.at_us, m.consequence, m.host, m.cause,
+        m.error, m.tail);
+}
+template <Is<message::Join> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.node_rank, m.processes, m.devices_per_process, m.min_nodes, m.max_nodes, m.host, m.core_set, m.launcher);
+}
+template <Is<message::Job> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.name, m.settings);
+}
+template <Is<message::Reserved> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.generation, m.host, m.port, m.error);
+}
+template <Is<message::Start> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.generation, m.restarts, m.node_rank, m.node_count, m.processes, m.devices_per_process, m.first_rank,
+        m.world_size, m.core_first, m.core_total, m.host, m.port, m.job);
+}
+template <Is<message::Waiting> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.generation, m.rank);
+}
+template <class M, class V>
+  requires Is<M, message::Absent> || Is<M, message::Exited> || Is<M, message::Failed>
+void each_field(M& m, V& visit) {
+  visit(m.generation);
+  each_field(m.exit, visit);
+}
+template <class M, class V>
+  requires Is<M, message::Reserve> || Is<M, message::Finished> || Is<M, message::Stopped>
+void each_field(M& m, V& visit) {
+  visit(m.generation);
+}
+template <Is<message::Interrupt> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.signal);
+}
+template <Is<message::Verdict> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.text);
+}
+template <Is<message::Stop> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.generation, m.signal, m.grace_ms, m.reported);
+}
+template <Is<message::Signal> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.signal, m.host, m.text);
+}
+template <Is<message::Quit> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.code, m.text);
+}
+template <Is<message::Alive> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.heartbeat_ms, m.silence_ms);
+}
+template <Is<message::Dropped> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.silence_ms);
 }
 
-std::vector<std::string> get_list(ByteReader& in, std::uint32_t most, std::size_t longest) {
-  const auto count = in.get<std::uint32_t>();
-  if (count > most) throw ProtocolError("a list of " + std::to_string(count) + " texts");
-  std::vector<std::string> list;
-  for (std::uint32_t i = 0; i < count; ++i) list.emplace_back(in.get_string(longest));
-  return list;
-}
+struct Writer {
+  ByteWriter out;
 
-/// Visits a message's numbers in wire order.
-template <class Message, class Visit>
-void each_number(Message& message, Visit visit) {
-  visit(message.generation);
-  visit(message.restarts);
-  visit(message.node_rank);
-  visit(message.node_count);
-  visit(message.processes);
-  visit(message.devices_per_process);
-  visit(message.first_rank);
-  visit(message.world_size);
-  visit(message.core_first);
-  visit(message.core_total);
-  visit(message.min_nodes);
-  visit(message.max_nodes);
-  visit(message.signal);
-  visit(message.grace_ms);
-  visit(message.code);
-  visit(message.port);
-  visit(message.heartbeat_ms);
-  visit(message.silence_ms);
-  visit(message.exit.rank);
-  visit(message.exit.node_rank);
-  visit(message.exit.pid);
-  visit(message.exit.code);
-  visit(message.exit.signal);
-  visit(message.exit.blamed);
-  visit(message.exit.left);
+  void operator()(const auto&... fields) { (put(fields), ...); }
+  void put(int value) { out.put(static_cast<std::int32_t>(value)); }
+  void put(std::int64_t value) { out.put(value); }
+  void put(bool value) { out.put(static_cast<std::uint8_t>(value)); }
+  void put(const std::string& text) { out.put_string(std::string_view(text).substr(0, kMaxText)); }
+  void put(const std::vector<std::string>& list) {
+    out.put(static_cast<std::uint32_t>(list.size()));
+    for (const std::string& text : list) out.put_string(text);
+  }
+  void put(const std::vector<int>& list) {
+    out.put(static_cast<std::uint32_t>(list.size()));
+    for (const int value : list) put(value);
+  }
+};
+
+struct Reader {
+  ByteReader in;
+
+  void operator()(auto&... fields) { (get(fields), ...); }
+  void get(int& value) { value = in.get<std::int32_t>(); }
+  void get(std::int64_t& value) { value = in.get<std::int64_t>(); }
+  void get(bool& value) {
+    const auto byte = in.get<std::uint8_t>();
+    if (byte > 1) throw ProtocolError("a flag that is " + std::to_string(byte));
+    value = byte == 1;
+  }
+  void get(std::string& text) { text = in.get_string(kMaxText); }
+  void get(std::vector<std::string>& list) {
+    for (std::uint32_t left = count(); left > 0; --left) list.emplace_back(in.get_string(kMaxListed));
+  }
+  void get(std::vector<int>& list) {
+    for (std::uint32_t left = count(); left > 0; --left) get(list.emplace_back());
+  }
+  std::uint32_t count() {
+    const auto count = in.get<std::uint32_t>();
+    if (count > kMaxList) throw ProtocolError("a list of " + std::to_string(count));
+    return count;
+  }
+};
+
+using Kind = std::uint8_t;
+
+/// Reads the alternative number `kind`.
+template <std::size_t... kinds>
+AgentMessage read_message(Kind kind, Reader& reader, std::index_sequence<kinds...>) {
+  AgentMessage message;
+  const auto read = [&]<std::size_t number>(std::integral_constant<std::size_t, number>) {
+    if (kind == number) each_field(message.emplace<number>(), reader);
+  };
+  (read(std::integral_constant<std::size_t, kinds>()), ...);
+  return message;
 }
 
 }  // namespace
 
 std::string encode(const AgentMessage& message) {
-  ByteWriter out;
-  out.put(message.kind);
-  each_number(message, [&](int value) { out.put(static_cast<std::int32_t>(value)); });
-  out.put(message.exit.at_us);
-  out.put(static_cast<std::uint8_t>(message.exit.consequence));
-  out.put_string(message.host);
-  out.put_string(std::string_view(message.text).substr(0, kMaxText));
-  put_list(out, message.settings);
-  out.put_string(message.exit.host);
-  out.put_string(message.exit.cause);
-  out.put_string(message.exit.error);
-  put_list(out, message.exit.tail);
-  return out.take();
+  Writer writer;
+  writer.out.put(static_cast<Kind>(message.index()));
+  std::visit([&](const auto& fields) { each_field(fields, writer); }, message);
+  return writer.out.take();
 }
 
 AgentMessage decode_agent_message(std::string_view bytes) {
-  ByteReader in(bytes);
-  AgentMessage message;
-  message.kind = in.get<AgentMessage::Kind>();
-  if (message.kind < AgentMessage::Kind::join || message.kind > AgentMessage::Kind::exited) {
-    throw ProtocolError("a message of unknown kind " + std::to_string(static_cast<int>(message.kind)));
-  }
-  each_number(message, [&](int& value) { value = in.get<std::int32_t>(); });
-  message.exit.at_us = in.get<std::int64_t>();
-  const auto consequence = in.get<std::uint8_t>();
-  if (consequence > 1) throw ProtocolError("a flag that is " + std::to_string(consequence));
-  message.exit.consequence = consequence == 1;
-  message.host = in.get_string(kMaxText);
-  message.text = in.get_string(kMaxText);
-  message.settings = get_list(in, kMaxSettings, kMaxSetting);
-  message.exit.host = in.get_string(kMaxText);
-  message.exit.cause = in.get_string(kMaxText);
-  message.exit.error = in.get_string(kMaxText);
-  message.exit.tail = get_list(in, kMaxTail, kMaxText);
-  in.expect_end();
+  constexpr std::size_t kKinds = std::variant_size_v<AgentMessage>;
+  Reader reader{ByteReader(bytes)};
+  const auto kind = reader.in.get<Kind>();
+  if (kind >= kKinds) throw ProtocolError("a message of unknown kind " + std::to_string(kind));
+  AgentMessage message = read_message(kind, reader, std::make_index_sequence<kKinds>());
+  reader.in.expect_end();
   return message;
 }
 

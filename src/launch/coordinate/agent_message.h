@@ -1,88 +1,184 @@
 // The messages between the launchers of one job. One launcher coordinates (see coordinator.h). Every node, including
 // the coordinator's own, carries out the coordinator's messages and reports back.
 //
-//   node       join                                     coordinator
-//                                             job       what to run (only for nodes that the coordinator started)
-//                                         reserve       to the node of rank 0: find an address and port for rank 0
-//              reserved
-//                                           start       your assignments
-//              failed, finished
-//              waiting, absent                          a rank waits in init(); a rank exited with 0 without calling
-//                                                       init()
-//              exited                                   a rank exited with 0 while others of the node work
-//              interrupt                                a signal (Ctrl-C) ended the job here
-//                                     verdict, stop       text for the user; end your workers
-//              stopped
-//              signal                     signal       pass it on to your workers (Ctrl-Z on one node stops all)
-//                                            quit       exit with this code
-//              alive                       alive       heartbeat, see agent_link.h
-//              dropped                   dropped       you were silent for too long and no longer belong to the job
+//   node       Join                                     coordinator
+//                                             Job
+//                                         Reserve
+//              Reserved
+//                                           Start
+//              Waiting, Absent, Exited, Failed, Finished
+//              Interrupt
+//                                   Verdict, Stop
+//              Stopped
+//              Signal                      Signal
+//                                            Quit
+//              Alive                        Alive
+//              Dropped                    Dropped
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "launch/process/failure_report.h"
 
 namespace maniple::launch {
 
-struct AgentMessage {
-  enum class Kind : std::uint8_t {
-    join = 1,
-    job,
-    reserve,
-    reserved,
-    start,
-    failed,
-    finished,
-    interrupt,
-    verdict,
-    stop,
-    stopped,
-    quit,
-    signal,
-    alive,
-    dropped,
-    absent,
-    waiting,
-    exited,
-  };
-  Kind kind = Kind::join;
-  int generation = 0;
-  int restarts = 0;    ///< start: restarts after a failure so far
-  int node_rank = -1;  ///< join: the requested node rank, -1 for any
-  int node_count = 0;
-  int processes = 0;  ///< join: processes on this node, 0 for the job's setting
-  int devices_per_process = 0;
-  int first_rank = 0;  ///< start: global rank of the node's first process
-  int world_size = 0;
-  int core_first = 0;  ///< start: index of the node's first rank among the ranks on its machine's cores
-  int core_total = 0;  ///< start: number of ranks that share its machine's cores
-  int min_nodes = 0;   ///< join: the node's --nnodes, which must match the coordinator's
-  int max_nodes = 0;
-  int signal = 0;                          ///< stop, interrupt, signal
-  int grace_ms = 0;                        ///< stop
-  int code = 0;                            ///< quit
-  int port = 0;                            ///< reserved, start
-  int heartbeat_ms = 0;                    ///< alive: heartbeat interval
-  int silence_ms = 0;                      ///< alive: the longest allowed silence; dropped: the actual silence
-  std::string host = {};                   ///< join: host name; reserved, start: address for rank 0
-  std::string text = {};                   ///< verdict, quit, signal: for people; may be empty. job, start: job name.
-                                           ///< join: core_set_id()
-  std::vector<std::string> settings = {};  ///< job: settings, see job_settings.h. join: a name for the launcher
-                                           ///< process, which identifies it when it reconnects
-  RankExit exit = {};  ///< failed, absent: the exit; exited: the exit; waiting: its rank; stop: the ranks
-                       ///< that were shown as the cause are its rank and the blamed one, or -1
+namespace message {
 
-  friend bool operator==(const AgentMessage&, const AgentMessage&) = default;
+/// A node asks to belong to the job.
+struct Join {
+  int node_rank = -1;  ///< the requested node rank, -1 for any
+  int processes = 0;   ///< on this node; 0: the job's setting
+  int devices_per_process = 0;
+  int min_nodes = 0;  ///< the node's --nnodes, which must match the coordinator's; 0: not given
+  int max_nodes = 0;
+  std::string host = {};
+  std::string core_set = {};  ///< core_set_id(): nodes with the same set share cores
+  std::string launcher = {};  ///< names the launcher process, which identifies it when it reconnects; may be empty
+  friend bool operator==(const Join&, const Join&) = default;
 };
 
+/// What to run, for nodes that the coordinator has started.
+struct Job {
+  std::string name = {};
+  std::vector<std::string> settings = {};  ///< see job_settings.h
+  friend bool operator==(const Job&, const Job&) = default;
+};
+
+/// To the node of rank 0: find an address and a port for rank 0.
+struct Reserve {
+  int generation = 0;
+  friend bool operator==(const Reserve&, const Reserve&) = default;
+};
+struct Reserved {
+  int generation = 0;
+  std::string host = {};
+  int port = 0;            ///< 0: none, see `error`
+  std::string error = {};  ///< for people
+  friend bool operator==(const Reserved&, const Reserved&) = default;
+};
+
+/// The node's ranks.
+struct Start {
+  int generation = 0;
+  int restarts = 0;  ///< restarts after a failure so far
+  int node_rank = 0;
+  int node_count = 0;
+  int processes = 0;  ///< on this node
+  int devices_per_process = 0;
+  int first_rank = 0;  ///< global rank of the node's first process
+  int world_size = 0;
+  int core_first = 0;     ///< index of the node's first rank among the ranks on its machine's cores
+  int core_total = 0;     ///< number of ranks that share its machine's cores
+  std::string host = {};  ///< address for rank 0
+  int port = 0;
+  std::string job = {};  ///< the job's name; empty: known
+  friend bool operator==(const Start&, const Start&) = default;
+};
+
+/// A rank waits in init() for all others.
+struct Waiting {
+  int generation = 0;
+  int rank = 0;
+  friend bool operator==(const Waiting&, const Waiting&) = default;
+};
+/// A rank exited with 0 without calling init().
+struct Absent {
+  int generation = 0;
+  RankExit exit = {};
+  friend bool operator==(const Absent&, const Absent&) = default;
+};
+/// A rank exited with 0 while others of the node work.
+struct Exited {
+  int generation = 0;
+  RankExit exit = {};
+  friend bool operator==(const Exited&, const Exited&) = default;
+};
+struct Failed {
+  int generation = 0;
+  RankExit exit = {};
+  friend bool operator==(const Failed&, const Failed&) = default;
+};
+/// All ranks of the node have exited with 0.
+struct Finished {
+  int generation = 0;
+  friend bool operator==(const Finished&, const Finished&) = default;
+};
+
+/// A signal, such as Ctrl-C, ended the job here.
+struct Interrupt {
+  int signal = 0;
+  friend bool operator==(const Interrupt&, const Interrupt&) = default;
+};
+
+/// Text for the user.
+struct Verdict {
+  std::string text = {};
+  friend bool operator==(const Verdict&, const Verdict&) = default;
+};
+
+/// End your workers.
+struct Stop {
+  int generation = 0;
+  int signal = 0;
+  int grace_ms = 0;
+  std::vector<int> reported = {};  ///< ranks that the user was shown as the cause
+  friend bool operator==(const Stop&, const Stop&) = default;
+};
+struct Stopped {
+  int generation = 0;
+  friend bool operator==(const Stopped&, const Stopped&) = default;
+};
+
+/// Pass a signal on to your workers: Ctrl-Z on one node stops all.
+struct Signal {
+  int signal = 0;
+  std::string host = {};  ///< from a node: where the signal came from
+  std::string text = {};  ///< for the user; may be empty
+  friend bool operator==(const Signal&, const Signal&) = default;
+};
+
+/// Exit with this code.
+struct Quit {
+  int code = 0;
+  std::string text = {};  ///< for the user; may be empty
+  friend bool operator==(const Quit&, const Quit&) = default;
+};
+
+/// A heartbeat, see agent_link.h.
+struct Alive {
+  int heartbeat_ms = 0;
+  int silence_ms = 0;  ///< the longest allowed silence
+  friend bool operator==(const Alive&, const Alive&) = default;
+};
+/// You were silent for too long and no longer belong to the job.
+struct Dropped {
+  int silence_ms = 0;
+  friend bool operator==(const Dropped&, const Dropped&) = default;
+};
+
+}  // namespace message
+
+/// On the wire a message begins with its place in this list.
+using AgentMessage = std::variant<message::Join, message::Job, message::Reserve, message::Reserved, message::Start,
+                                  message::Waiting, message::Absent, message::Exited, message::Failed,
+                                  message::Finished, message::Interrupt, message::Verdict, message::Stop,
+                                  message::Stopped, message::Signal, message::Quit, message::Alive, message::Dropped>;
+
+/// Long texts are cut; a list that is too long is the peer's ProtocolError.
 std::string encode(const AgentMessage& message);
 /// Throws ProtocolError.
 AgentMessage decode_agent_message(std::string_view bytes);
 
 inline constexpr std::size_t kMaxAgentMessage = std::size_t{1} << 20;
+
+/// Calls the function that fits the message: std::visit(overloaded{...}, message).
+template <class... Functions>
+struct overloaded : Functions... {
+  using Functions::operator()...;
+};
 
 }  // namespace maniple::launch

@@ -11,29 +11,44 @@
 namespace maniple::launch {
 namespace {
 
-using Kind = AgentMessage::Kind;
 using Seconds = std::chrono::duration<double>;
 
 constexpr Seconds kReminder{5.0};
 
 }  // namespace
 
-Coordinator::Coordinator(CoordinatorOptions options, Effects effects)
-    : options_(options), effects_(std::move(effects)) {}
+std::vector<Effect> Coordinator::handle(const Event& event, Time now) {
+  now_ = now;
+  std::visit([this](const auto& happened) { on(happened); }, event);
+  return std::exchange(effects_, {});
+}
 
-void Coordinator::begin() { enter(State::gathering); }
+std::optional<Coordinator::Time> Coordinator::next_timer() const {
+  std::optional<Time> next;
+  for (const auto& [timer, due] : timers_) next = next ? std::min(*next, due) : due;
+  return next;
+}
+
+void Coordinator::on(const event::Tick&) {
+  for (;;) {
+    const auto first = std::min_element(timers_.begin(), timers_.end(),
+                                        [](const auto& a, const auto& b) { return a.second < b.second; });
+    if (first == timers_.end() || first->second > now_) return;
+    const Timer timer = first->first;
+    timers_.erase(first);
+    on_timer(timer);
+  }
+}
 
 /// The only way to change the job's state: stops the old state's timers and starts the new state's.
 void Coordinator::enter(State state) {
-  for (const Timer timer : {Timer::join_timeout, Timer::join_window, Timer::reminder, Timer::verdict, Timer::restart}) {
-    effects_.stop_timer(timer);
-  }
+  timers_.clear();
   state_ = state;
   if (state == State::gathering && (options_.nodes.max > 1 || options_.starts_agents)) {
-    effects_.set_timer(Timer::join_timeout, options_.join_timeout);
-    effects_.set_timer(Timer::reminder, kReminder);
+    set_timer(Timer::join_timeout, options_.join_timeout);
+    set_timer(Timer::reminder, kReminder);
   }
-  if (state == State::restart_delay) effects_.set_timer(Timer::restart, options_.restarts.delay_before(failures_));
+  if (state == State::restart_delay) set_timer(Timer::restart, options_.restarts.delay_before(failures_));
 }
 
 /// The only way to change a node's state.
@@ -51,7 +66,7 @@ int Coordinator::staying() const {
 
 // --- membership ---
 
-std::string Coordinator::refusal(const AgentMessage& join) const {
+std::string Coordinator::refusal(const message::Join& join) const {
   if (state_ == State::done) return "the job has ended";
   if (join.max_nodes != 0 && (join.min_nodes != options_.nodes.min || join.max_nodes != options_.nodes.max)) {
     return fmt::format("--nnodes is {}:{} there but {}:{} at the master; give all nodes the same", join.min_nodes,
@@ -77,31 +92,30 @@ std::string Coordinator::refusal(const AgentMessage& join) const {
   return {};
 }
 
-void Coordinator::joined(Node node, const AgentMessage& join) {
+void Coordinator::on(const event::Joined& event) {
+  const message::Join& join = event.join;
   if (const std::string reason = refusal(join); !reason.empty()) {
-    AgentMessage answer{.kind = Kind::quit};
-    answer.code = 1;
-    answer.text = fmt::format("maniple: the master refuses this node (host {}): {}", join.host, reason);
-    effects_.send(node, answer);
-    return;
+    return send(event.node, message::Quit{.code = 1,
+                                          .text = fmt::format("maniple: the master refuses this node (host {}): {}",
+                                                              join.host, reason)});
   }
-  nodes_[node] = NodeInfo{.host = join.host,
-                          .core_set = join.text,
-                          .requested_rank = join.node_rank,
-                          .processes = join.processes,
-                          .devices_per_process = join.devices_per_process};
+  nodes_[event.node] = NodeInfo{.host = join.host,
+                                .core_set = join.core_set,
+                                .requested_rank = join.node_rank,
+                                .processes = join.processes,
+                                .devices_per_process = join.devices_per_process};
   lost_hosts_.erase(join.host);
   if (state_ == State::gathering) return check_start();
   if (state_ == State::reserving) return stop_all(SIGTERM, options_.grace);  // nothing runs yet: regroups at once
   if (state_ == State::running && exits_.empty()) {
-    effects_.print(
-        fmt::format("maniple: host {} joins: the group is re-formed with {} nodes", join.host, nodes_.size()));
+    print(fmt::format("maniple: host {} joins: the group is re-formed with {} nodes", join.host, nodes_.size()));
     stop_all(SIGTERM, options_.grace);
   }
 }
 
-void Coordinator::lost(Node node, const std::string& reason) {
-  const auto found = nodes_.find(node);
+void Coordinator::on(const event::Lost& event) {
+  const std::string& reason = event.reason;
+  const auto found = nodes_.find(event.node);
   if (found == nodes_.end()) return;
   const NodeInfo info = found->second;
   nodes_.erase(found);
@@ -115,15 +129,15 @@ void Coordinator::lost(Node node, const std::string& reason) {
   const bool needed = info.state == NodeState::assigned || info.state == NodeState::running ||
                       info.state == NodeState::stopping || (state_ == State::stopping && !info.in_group());
   if (!forms || !needed || next_ == Next::quit) {
-    effects_.print(text);
+    print(text);
   } else if (staying() >= options_.nodes.min) {
-    effects_.print(text + (next_ == Next::regroup ? fmt::format("; the group is re-formed with {}", staying()) : ""));
+    print(text + (next_ == Next::regroup ? fmt::format("; the group is re-formed with {}", staying()) : ""));
   } else {
     if (options_.nodes.elastic()) {
       text += fmt::format("; nodes left: {}, --nnodes needs {} or more", staying(), options_.nodes.min);
     }
     follow(Next::restart_if_allowed, 1);
-    effects_.print(text);
+    print(text);
     show_on_all(text);
   }
   switch (state_) {
@@ -132,9 +146,7 @@ void Coordinator::lost(Node node, const std::string& reason) {
       if (needed) return stop_all(SIGTERM, options_.grace);
       return check_finished();
     case State::stopping: return check_stopped();
-    case State::gathering:
-      if (effects_.start_agents) effects_.start_agents();
-      return;
+    case State::gathering: effects_.emplace_back(effect::StartAgents()); return;
     default: return;
   }
 }
@@ -164,11 +176,11 @@ void Coordinator::check_start() {
   if (count >= options_.nodes.max || generation_ >= 0) {
     form_group();
   } else {
-    effects_.set_timer(Timer::join_window, options_.join_window);
+    set_timer(Timer::join_window, options_.join_window);
   }
 }
 
-std::vector<Coordinator::Node> Coordinator::in_order() const {
+std::vector<Node> Coordinator::in_order() const {
   // Nodes with --node-rank get that rank; the others fill the gaps in order of arrival.
   std::vector<Node> with, without;
   for (const auto& [node, info] : nodes_) (info.requested_rank >= 0 ? with : without).push_back(node);
@@ -204,20 +216,17 @@ void Coordinator::form_group() {
     move(node, NodeState::assigned);
   }
   enter(State::reserving);
-  AgentMessage reserve{.kind = Kind::reserve};
-  reserve.generation = generation_;
-  effects_.send(order.front(), reserve);
+  send(order.front(), message::Reserve{.generation = generation_});
 }
 
-void Coordinator::start_all(const AgentMessage& reserved) {
+void Coordinator::start_all(const message::Reserved& reserved) {
   enter(State::running);
-  AgentMessage start{.kind = Kind::start};
-  start.generation = generation_;
-  start.restarts = restarts_;
-  start.node_count = static_cast<int>(nodes_.size());
-  start.world_size = world_size_;
-  start.host = reserved.host;
-  start.port = reserved.port;
+  message::Start start{.generation = generation_,
+                       .restarts = restarts_,
+                       .node_count = static_cast<int>(nodes_.size()),
+                       .world_size = world_size_,
+                       .host = reserved.host,
+                       .port = reserved.port};
   std::map<std::string, int> sharing, placed;  // ranks per core set: total, and assigned so far
   for (const auto& [node, info] : nodes_) sharing[info.core_set] += info.processes;
   for (const Node node : in_order()) {
@@ -228,9 +237,8 @@ void Coordinator::start_all(const AgentMessage& reserved) {
     start.core_total = sharing[info.core_set];
     start.core_first = std::exchange(placed[info.core_set], placed[info.core_set] + start.processes);
     move(node, NodeState::running);
-    effects_.send(node, start);
+    send(node, start);
     start.first_rank += start.processes;
-    if (state_ != State::running) return;  // the first node failed to start
   }
 }
 
@@ -243,13 +251,11 @@ void Coordinator::on_timer(Timer timer) {
     case Timer::restart:
       ++restarts_;
       enter(State::gathering);
-      if (nodes_.size() < static_cast<std::size_t>(options_.nodes.min) && effects_.start_agents)
-        effects_.start_agents();
+      if (nodes_.size() < static_cast<std::size_t>(options_.nodes.min)) effects_.emplace_back(effect::StartAgents());
       return check_start();
     case Timer::reminder:
       if (state_ == State::gathering) {
-        effects_.print(
-            fmt::format("maniple: waiting: {} of {} nodes joined{}", nodes_.size(), options_.nodes.min, missing()));
+        print(fmt::format("maniple: waiting: {} of {} nodes joined{}", nodes_.size(), options_.nodes.min, missing()));
       }
       return;
     case Timer::join_timeout:

@@ -1,5 +1,7 @@
-// Decides what the nodes of a job do. Pure: events from nodes, timers and the user arrive as calls, and decisions leave
-// through `Effects`.
+// Decides what the nodes of a job do. A pure state machine: events and the time go in, effects come out.
+//
+//   for (const Effect& effect : coordinator.handle(event::Joined{node, join}, now)) carry_out(effect);
+//   if (const auto due = coordinator.next_timer()) ...   // and then handle(event::Tick{}, now)
 //
 //   gathering --enough nodes--> reserving --port for rank 0--> running --all finished--> (done, exit 0)
 //       ^                                                         |
@@ -18,11 +20,11 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "launch/coordinate/agent_message.h"
@@ -33,7 +35,7 @@ namespace maniple::launch {
 
 struct CoordinatorOptions {
   NodeRange nodes = {};
-  bool starts_agents = false;  ///< this launcher starts the nodes' agents, see Effects::start_agents
+  bool starts_agents = false;  ///< this launcher starts the nodes' agents, see effect::StartAgents
   RestartPolicy restarts = {};
   std::chrono::duration<double> join_timeout{300.0};
   std::chrono::duration<double> join_window{5.0};  ///< how long to wait for more nodes than the minimum
@@ -41,43 +43,90 @@ struct CoordinatorOptions {
   std::chrono::duration<double> interrupt_grace{30.0};
 };
 
+using Node = int;  ///< a handle chosen by the caller; not the node's rank
+
+/// What happens to the coordinator.
+namespace event {
+
+struct Begin {};
+struct Joined {
+  Node node;
+  message::Join join;
+};
+struct Lost {
+  Node node;
+  std::string reason;
+};
+struct Received {
+  Node node;
+  AgentMessage message;
+};
+/// Ends the job. `host` received the signal; shown to people, may be empty.
+struct Interrupted {
+  int signal;
+  std::string host = {};
+};
+/// A signal for all workers of the job. Nothing is shown to the user of `from`.
+struct PassOn {
+  Node from;
+  int signal;
+  std::string host = {};
+};
+/// An error in the launcher itself, for instance a closed output, ends the job.
+struct Broken {
+  std::string text;
+  int code;
+};
+/// A timer may be due.
+struct Tick {};
+
+}  // namespace event
+using Event = std::variant<event::Begin, event::Joined, event::Lost, event::Received, event::Interrupted, event::PassOn,
+                           event::Broken, event::Tick>;
+
+/// What the coordinator wants done, in this order.
+namespace effect {
+
+struct Send {
+  Node node;
+  AgentMessage message;
+};
+/// For this launcher's user.
+struct Print {
+  std::string text;
+};
+/// Nodes are missing: their agents are to be started again.
+struct StartAgents {};
+/// The job has ended. Only refusals of late nodes follow.
+struct Done {
+  int code;
+};
+
+}  // namespace effect
+using Effect = std::variant<effect::Send, effect::Print, effect::StartAgents, effect::Done>;
+
 class Coordinator {
  public:
-  using Node = int;  ///< a handle chosen by the caller; not the node's rank
-  /// verdict: the delay before the first failure is chosen, since a cause may be reported after its consequences.
-  enum class Timer { join_timeout, join_window, reminder, verdict, restart };
-
-  struct Effects {
-    std::function<void(Node, const AgentMessage&)> send;
-    std::function<void(Timer, std::chrono::duration<double>)> set_timer;
-    std::function<void(Timer)> stop_timer;
-    std::function<void(const std::string&)> print;  ///< to this launcher's user
-    std::function<void()> start_agents = {};        ///< nodes are missing: restart their agents. May be empty
-    std::function<void(int code)> done;             ///< called after the last `send`
-  };
+  /// Seconds on any clock that does not go back.
+  using Time = std::chrono::duration<double>;
   enum class State { gathering, reserving, running, stopping, restart_delay, done };
 
-  Coordinator(CoordinatorOptions options, Effects effects);
-  void begin();
+  explicit Coordinator(CoordinatorOptions options) : options_(options) {}
 
-  void joined(Node node, const AgentMessage& join);
-  void lost(Node node, const std::string& reason);
-  void received(Node node, const AgentMessage& message);
-  void on_timer(Timer timer);
-  /// Ends the job. `host` received the signal; shown to people, may be empty.
-  void interrupt(int signal, const std::string& host = {});
-  /// Passes a signal on to all workers of the job. Nothing is shown to the user of `from`.
-  void pass_on(Node from, int signal, const std::string& host);
-  /// Ends the job because of an error in the launcher itself, for instance a closed output.
-  void fail(const std::string& text, int code);
+  std::vector<Effect> handle(const Event& event, Time now);
+  /// When the next timer is due; empty: none is set.
+  std::optional<Time> next_timer() const;
 
   State state() const noexcept { return state_; }
   /// Restarts after a failure; membership changes do not count.
   int restarts() const noexcept { return restarts_; }
+  int generation() const noexcept { return generation_; }  ///< -1: no group was formed yet
   int world_size() const noexcept { return world_size_; }
   std::size_t node_count() const noexcept { return nodes_.size(); }
 
  private:
+  /// verdict: the delay before the first failure is chosen, since a cause may be reported after its consequences.
+  enum class Timer { join_timeout, join_window, reminder, verdict, restart };
   enum class NodeState {
     idle,      // not in the current generation
     assigned,  // has a node rank in the current generation, but `start` was not sent yet
@@ -102,14 +151,38 @@ class Coordinator {
   /// What follows when all nodes have stopped. A value later in this list replaces an earlier one, never the reverse.
   enum class Next { regroup, restart_if_allowed, quit };
 
+  void on(const event::Begin&) { enter(State::gathering); }
+  void on(const event::Joined& event);
+  void on(const event::Lost& event);
+  void on(const event::Received& event);
+  void on(const event::Interrupted& event) { interrupt(event.signal, event.host); }
+  void on(const event::PassOn& event);
+  void on(const event::Broken& event);
+  void on(const event::Tick&);
+  void on_timer(Timer timer);
+
+  void on_message(Node node, const message::Interrupt& message);
+  void on_message(Node node, const message::Signal& message) { on(event::PassOn{node, message.signal, message.host}); }
+  void on_message(Node node, const message::Reserved& message);
+  void on_message(Node node, const message::Failed& message);
+  void on_message(Node node, const message::Absent& message);
+  void on_message(Node node, const message::Waiting& message);
+  void on_message(Node node, const message::Exited& message);
+  void on_message(Node node, const message::Finished& message);
+  void on_message(Node node, const message::Stopped& message);
+  bool is_current(Node node, int generation) const;
+
+  void send(Node node, AgentMessage message) { effects_.emplace_back(effect::Send{node, std::move(message)}); }
+  void print(std::string text) { effects_.emplace_back(effect::Print{std::move(text)}); }
+  void set_timer(Timer timer, Time delay) { timers_[timer] = now_ + delay; }
   void enter(State state);
   void move(Node node, NodeState state);
-  std::string refusal(const AgentMessage& join) const;
+  std::string refusal(const message::Join& join) const;
   std::string missing() const;
   int staying() const;
   void check_start();
   void form_group();
-  void start_all(const AgentMessage& reserved);
+  void start_all(const message::Reserved& reserved);
   void decide();
   void check_absent();
   void check_finished();
@@ -117,13 +190,16 @@ class Coordinator {
   void release(Node node);
   void show_on_all(const std::string& text);
   void follow(Next next, int code);
-  void stop_all(int signal, std::chrono::duration<double> grace, int reported = -1, int unseen = -1);
+  void interrupt(int signal, const std::string& host);
+  void stop_all(int signal, std::chrono::duration<double> grace, std::vector<int> reported = {});
   void check_stopped();
   void quit(int code, const std::string& text);
   std::vector<Node> in_order() const;
 
   CoordinatorOptions options_;
-  Effects effects_;
+  Time now_{0};
+  std::map<Timer, Time> timers_;
+  std::vector<Effect> effects_;  // of the current event
   State state_ = State::gathering;
   std::map<Node, NodeInfo> nodes_;  // in order of arrival
   int generation_ = -1;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <deque>
 #include <map>
 
 #include <fmt/format.h>
@@ -23,7 +24,7 @@
 namespace maniple::launch {
 namespace {
 
-constexpr Coordinator::Node kOwnNode = 0;
+constexpr Node kOwnNode = 0;
 constexpr int kOutputClosed = 128 + SIGPIPE;
 constexpr std::chrono::duration<double> kRecordPeriod{1.0};
 
@@ -40,8 +41,7 @@ class CoordinatorAgent {
                       .join_timeout = options.join_timeout,
                       .join_window = options.join_window,
                       .grace = options.grace,
-                      .interrupt_grace = options.interrupt_grace},
-                     effects()) {
+                      .interrupt_grace = options.interrupt_grace}) {
     if (listener) master = Address::of_socket(listener.get()).with_port(0);
     if (options.hosts.empty()) {
       node_ = std::make_unique<NodeAgent>(
@@ -52,7 +52,7 @@ class CoordinatorAgent {
                        .secret = secret,
                        .own_secrets = !listener,
                        .master_address = master},
-          [this](const AgentMessage& message) { coordinator_.received(kOwnNode, message); });
+          [this](const AgentMessage& message) { happened(event::Received{kOwnNode, message}); });
     }
     if (listener) {
       listener_ =
@@ -67,20 +67,19 @@ class CoordinatorAgent {
   }
 
   int run() {
-    coordinator_.begin();
+    happened(event::Begin());
     if (node_) {
-      AgentMessage join{.kind = AgentMessage::Kind::join};
-      join.node_rank = 0;
-      join.processes = options_.processes;
-      join.devices_per_process = options_.devices_per_process;
-      join.host = own_host_name();
-      join.text = core_set_id();
-      coordinator_.joined(kOwnNode, join);
+      happened(event::Joined{kOwnNode,
+                             {.node_rank = 0,
+                              .processes = options_.processes,
+                              .devices_per_process = options_.devices_per_process,
+                              .host = own_host_name(),
+                              .core_set = core_set_id()}});
     }
     process_.console().set_status([this] { return status(); });
     record();
     const int code = process_.run({
-        .interrupted = [this](int signal) { coordinator_.interrupt(signal, own_host_name()); },
+        .interrupted = [this](int signal) { happened(event::Interrupted{signal, own_host_name()}); },
         .passed_on = [this](int signal) { pass_on(signal); },
         .child_ended =
             [this](pid_t pid, int how, int status) {
@@ -91,7 +90,7 @@ class CoordinatorAgent {
             [this] {
               if (node_) node_->worker_group().children_reaped();
             },
-        .output_closed = [this] { coordinator_.fail({}, kOutputClosed); },
+        .output_closed = [this] { happened(event::Broken{{}, kOutputClosed}); },
         .drained = [this] { return drained(); },
     });
     remote_.reset();
@@ -100,56 +99,68 @@ class CoordinatorAgent {
   }
 
  private:
-  Coordinator::Effects effects() {
-    return {
-        .send =
-            [this](Coordinator::Node node, const AgentMessage& message) {
-              if (node == kOwnNode && node_) {
-                if (message.kind == AgentMessage::Kind::signal && !message.text.empty())
-                  process_.console().say(message.text);
-                return node_->handle(message);
-              }
-              const auto found = links_.find(node);
-              if (found == links_.end()) return;
-              AgentMessage named = message;
-              if (named.kind == AgentMessage::Kind::start) named.text = job_;
-              found->second->send(named);
-            },
-        .set_timer =
-            [this](Coordinator::Timer clock, std::chrono::duration<double> delay) {
-              Poller::Timer& timer = timers_[clock];
-              process_.poller().cancel(timer);
-              timer = process_.poller().call_after(delay, [this, clock] {
-                timers_[clock] = 0;
-                coordinator_.on_timer(clock);
-              });
-            },
-        .stop_timer = [this](Coordinator::Timer clock) { process_.poller().cancel(timers_[clock]); },
-        .print = [this](const std::string& text) { process_.console().say(text); },
-        .start_agents =
-            [this] {
-              if (!remote_) return;
-              remote_->start_missing([this] { return coordinator_.state() == Coordinator::State::gathering; });
-            },
-        .done = [this](int code) { process_.stop(code); },
-    };
+  /// Takes an event to the coordinator and carries out its effects. What happens meanwhile, for instance because this
+  /// launcher's own node replies at once, waits for its turn.
+  void happened(Event event) {
+    events_.push_back(std::move(event));
+    if (std::exchange(handling_, true)) return;
+    for (; !events_.empty(); events_.pop_front()) {
+      for (const Effect& effect : coordinator_.handle(events_.front(), now())) carry_out(effect);
+    }
+    handling_ = false;
+    process_.poller().cancel(timer_);
+    if (const auto due = coordinator_.next_timer()) {
+      timer_ = process_.poller().call_after(std::max(*due - now(), Coordinator::Time(0)), [this] {
+        timer_ = 0;
+        happened(event::Tick());
+      });
+    }
+  }
+
+  Coordinator::Time now() const { return Poller::Clock::now() - began_; }
+
+  void carry_out(const Effect& effect) {
+    std::visit(
+        overloaded{[this](const effect::Send& send) { this->send(send.node, send.message); },
+                   [this](const effect::Print& print) { process_.console().say(print.text); },
+                   [this](const effect::StartAgents&) {
+                     if (!remote_) return;
+                     remote_->start_missing([this] { return coordinator_.state() == Coordinator::State::gathering; });
+                   },
+                   [this](const effect::Done& done) { process_.stop(done.code); }},
+        effect);
+  }
+
+  void send(Node node, const AgentMessage& message) {
+    if (node == kOwnNode && node_) {
+      const auto* signal = std::get_if<message::Signal>(&message);
+      if (signal != nullptr && !signal->text.empty()) process_.console().say(signal->text);
+      return node_->handle(message);
+    }
+    const auto found = links_.find(node);
+    if (found == links_.end()) return;
+    const auto* start = std::get_if<message::Start>(&message);
+    if (start == nullptr) return found->second->send(message);
+    message::Start named = *start;
+    named.job = job_;
+    found->second->send(named);
   }
 
   void accept(SecureConnection connection) {
-    const Coordinator::Node node = next_node_++;
+    const Node node = next_node_++;
     links_[node] = std::make_unique<AgentLink>(
         process_.poller(), std::move(connection), AgentLink::Options{.heartbeat = options_.heartbeat},
         AgentLink::Events{.received = [this, node](const AgentMessage& message) { on_message(node, message); },
                           .lost = [this, node](const std::string& reason) { on_lost(node, reason); }});
   }
 
-  void on_lost(Coordinator::Node node, const std::string& reason) {
+  void on_lost(Node node, const std::string& reason) {
     const auto gone = std::move(links_[node]);
     links_.erase(node);
     const auto agent = agents_.find(node);
     if (agent != agents_.end() && remote_) remote_->lost(agent->second.host);
     if (agent != agents_.end()) agents_.erase(agent);
-    coordinator_.lost(node, reason);
+    happened(event::Lost{node, reason});
   }
 
   /// Drops the old connection of a launcher that has reconnected before this side noticed the loss.
@@ -159,30 +170,23 @@ class CoordinatorAgent {
     }
   }
 
-  void refuse(Coordinator::Node node, const std::string& text) {
-    AgentMessage answer{.kind = AgentMessage::Kind::quit};
-    answer.code = 1;
-    answer.text = text;
-    links_.at(node)->send(answer);
-  }
-
-  void on_message(Coordinator::Node node, const AgentMessage& message) {
-    if (message.kind != AgentMessage::Kind::join) return coordinator_.received(node, message);
-    AgentMessage join = message;
-    if (!message.settings.empty()) drop_earlier(message.settings.front());
+  void on_message(Node node, const AgentMessage& message) {
+    const auto* joins = std::get_if<message::Join>(&message);
+    if (joins == nullptr) return happened(event::Received{node, message});
+    message::Join join = *joins;
+    if (!join.launcher.empty()) drop_earlier(join.launcher);
     if (remote_) {
-      if (!remote_->joined(join.node_rank)) return refuse(node, "maniple: this host has an agent already");
+      if (!remote_->joined(join.node_rank)) {
+        return links_.at(node)->send(message::Quit{.code = 1, .text = "maniple: this host has an agent already"});
+      }
       const HostSlots& host = options_.hosts[static_cast<std::size_t>(join.node_rank)];
       join.host = host.host;
       join.processes = host.slots > 0 ? host.slots : options_.processes;
       join.devices_per_process = options_.devices_per_process;
-      AgentMessage job{.kind = AgentMessage::Kind::job};
-      job.text = job_;
-      job.settings = encode_settings(options_, process_.console());
-      links_.at(node)->send(job);
+      links_.at(node)->send(message::Job{.name = job_, .settings = encode_settings(options_, process_.console())});
     }
-    agents_[node] = {.id = message.settings.empty() ? std::string() : message.settings.front(), .host = join.node_rank};
-    coordinator_.joined(node, join);
+    agents_[node] = {.id = join.launcher, .host = join.node_rank};
+    happened(event::Joined{node, join});
   }
 
   /// Ctrl-Z stops the workers on all nodes, and SIGCONT continues them. If only some were stopped, the others would
@@ -190,12 +194,13 @@ class CoordinatorAgent {
   void pass_on(int signal) {
     if (signal == SIGSTOP || signal == SIGCONT) process_.console().pause(signal == SIGSTOP);
     if (signal == SIGSTOP || signal == SIGCONT || remote_)
-      return coordinator_.pass_on(kOwnNode, signal, own_host_name());
+      return happened(event::PassOn{kOwnNode, signal, own_host_name()});
     if (node_) node_->worker_group().signal_all(signal);
   }
 
   void on_remote_end(int host, const std::string& why) {
-    coordinator_.fail(fmt::format("maniple: host {}: {}", options_.hosts[static_cast<std::size_t>(host)].host, why), 2);
+    happened(event::Broken{
+        fmt::format("maniple: host {}: {}", options_.hosts[static_cast<std::size_t>(host)].host, why), 2});
   }
 
   bool drained() const {
@@ -246,19 +251,21 @@ class CoordinatorAgent {
   const LaunchOptions& options_;
   AgentProcess process_;
   std::string job_;
-  std::map<Coordinator::Timer, Poller::Timer> timers_;
   Coordinator coordinator_;
+  std::deque<Event> events_;
+  bool handling_ = false;
+  Poller::Timer timer_ = 0;
   std::unique_ptr<NodeAgent> node_;
   std::unique_ptr<LauncherListener> listener_;
-  std::map<Coordinator::Node, std::unique_ptr<AgentLink>> links_;
+  std::map<Node, std::unique_ptr<AgentLink>> links_;
   struct Agent {
     std::string id;  // identifies its process
     int host = -1;   // with --hosts: its index in the list
   };
-  std::map<Coordinator::Node, Agent> agents_;  // agents that have joined
+  std::map<Node, Agent> agents_;  // agents that have joined
   std::unique_ptr<RemoteStart> remote_;
   std::unique_ptr<JobRecord> record_;
-  Coordinator::Node next_node_ = kOwnNode + 1;
+  Node next_node_ = kOwnNode + 1;
   Poller::Clock::time_point began_ = Poller::Clock::now();
 };
 

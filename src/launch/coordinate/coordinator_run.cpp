@@ -10,7 +10,6 @@
 namespace maniple::launch {
 namespace {
 
-using Kind = AgentMessage::Kind;
 using Seconds = std::chrono::duration<double>;
 
 // Ranks that wait for a dead rank fail milliseconds after it. The delays leave time to see the cause itself.
@@ -21,59 +20,79 @@ constexpr int kUsage = 2;  // exit code: a port that cannot be used
 
 }  // namespace
 
-void Coordinator::received(Node node, const AgentMessage& message) {
-  if (message.kind == Kind::interrupt) {
-    if (leave(node, message.signal)) return;
-    return interrupt(message.signal, nodes_.count(node) != 0 ? nodes_.at(node).host : std::string());
+void Coordinator::on(const event::Received& event) {
+  const auto known = [&](const auto& message) {
+    if constexpr (requires { on_message(event.node, message); }) on_message(event.node, message);
+  };
+  std::visit(known, event.message);
+}
+
+/// Whether the message is from a node of the current group, about its current generation.
+bool Coordinator::is_current(Node node, int generation) const {
+  return nodes_.count(node) != 0 && generation == generation_;
+}
+
+void Coordinator::on_message(Node node, const message::Interrupt& message) {
+  if (leave(node, message.signal)) return;
+  interrupt(message.signal, nodes_.count(node) != 0 ? nodes_.at(node).host : std::string());
+}
+
+void Coordinator::on_message(Node node, const message::Reserved& message) {
+  if (!is_current(node, message.generation) || state_ != State::reserving) return;
+  if (message.port == 0) return quit(kUsage, message.error);
+  start_all(message);
+}
+
+void Coordinator::on_message(Node node, const message::Failed& message) {
+  if (!is_current(node, message.generation) || state_ != State::running) return;
+  exits_.push_back(message.exit);
+  exits_.back().host = nodes_.at(node).host;
+  if (exits_.size() == 1 || !cause_may_follow(exits_)) {
+    set_timer(Timer::verdict, cause_may_follow(exits_) ? kVerdictForCause
+                              : nodes_.size() > 1      ? kVerdictNodes
+                                                       : kVerdictSoon);
   }
-  if (message.kind == Kind::signal) return pass_on(node, message.signal, message.host);
-  const auto found = nodes_.find(node);
-  if (found == nodes_.end() || message.generation != generation_) return;
-  switch (message.kind) {
-    case Kind::reserved:
-      if (state_ != State::reserving) return;
-      if (message.port == 0) return quit(kUsage, message.text);
-      start_all(message);
-      return;
-    case Kind::failed:
-      if (state_ != State::running) return;
-      exits_.push_back(message.exit);
-      exits_.back().host = found->second.host;
-      if (exits_.size() == 1 || !cause_may_follow(exits_)) {
-        effects_.set_timer(Timer::verdict, cause_may_follow(exits_) ? kVerdictForCause
-                                           : nodes_.size() > 1      ? kVerdictNodes
-                                                                    : kVerdictSoon);
-      }
-      return;
-    case Kind::absent:
-      if (!absent_) {
-        absent_ = message.exit;
-        absent_->host = found->second.host;
-      }
-      return check_absent();
-    case Kind::waiting: waiting_ = message.exit.rank; return check_absent();
-    case Kind::exited:
-      ended_.push_back(message.exit);
-      ended_.back().host = found->second.host;
-      if (first_done_.empty()) first_done_ = fmt::format("rank {} (host {})", message.exit.rank, found->second.host);
-      return;
-    case Kind::finished:
-      if (found->second.state != NodeState::running) return;  // it was sent `stop` and will reply `stopped`
-      move(node, NodeState::finished);
-      if (first_done_.empty()) {
-        first_done_ = fmt::format("node {} (host {})", found->second.node_rank, found->second.host);
-      }
-      return check_finished();
-    case Kind::stopped:
-      if (state_ != State::stopping) return;
-      if (found->second.state == NodeState::leaving) {
-        release(node);
-      } else {
-        move(node, NodeState::idle);
-      }
-      return check_stopped();
-    default: return;
+}
+
+void Coordinator::on_message(Node node, const message::Absent& message) {
+  if (!is_current(node, message.generation)) return;
+  if (!absent_) {
+    absent_ = message.exit;
+    absent_->host = nodes_.at(node).host;
   }
+  check_absent();
+}
+
+void Coordinator::on_message(Node node, const message::Waiting& message) {
+  if (!is_current(node, message.generation)) return;
+  waiting_ = message.rank;
+  check_absent();
+}
+
+void Coordinator::on_message(Node node, const message::Exited& message) {
+  if (!is_current(node, message.generation)) return;
+  ended_.push_back(message.exit);
+  ended_.back().host = nodes_.at(node).host;
+  if (first_done_.empty()) first_done_ = fmt::format("rank {} (host {})", message.exit.rank, nodes_.at(node).host);
+}
+
+void Coordinator::on_message(Node node, const message::Finished& message) {
+  if (!is_current(node, message.generation)) return;
+  const NodeInfo& info = nodes_.at(node);
+  if (info.state != NodeState::running) return;  // it was sent `Stop` and will reply `Stopped`
+  if (first_done_.empty()) first_done_ = fmt::format("node {} (host {})", info.node_rank, info.host);
+  move(node, NodeState::finished);
+  check_finished();
+}
+
+void Coordinator::on_message(Node node, const message::Stopped& message) {
+  if (!is_current(node, message.generation) || state_ != State::stopping) return;
+  if (nodes_.at(node).state == NodeState::leaving) {
+    release(node);
+  } else {
+    move(node, NodeState::idle);
+  }
+  check_stopped();
 }
 
 /// Fails a rank that exited without calling init(): the other ranks would wait for it until init() times out.
@@ -96,16 +115,14 @@ void Coordinator::decide() {
     text += fmt::format("\nmaniple: starting the group again (restart {} of {})", failures_,
                         options_.restarts.max_restarts);
   }
-  effects_.print(text);
+  print(text);
   show_on_all(text);
-  stop_all(SIGTERM, options_.grace, cause.rank, unseen);
+  stop_all(SIGTERM, options_.grace, {cause.rank, unseen});
 }
 
 /// Shows the text to the other launchers' users.
 void Coordinator::show_on_all(const std::string& text) {
-  AgentMessage verdict{.kind = Kind::verdict};
-  verdict.text = text;
-  for (const auto& [node, info] : nodes_) effects_.send(node, verdict);
+  for (const auto& [node, info] : nodes_) send(node, message::Verdict{.text = text});
 }
 
 void Coordinator::check_finished() {
@@ -123,22 +140,19 @@ void Coordinator::follow(Next next, int code) {
   if (next == Next::restart_if_allowed) ++failures_;
 }
 
-/// Stops all nodes. Does not wait for nodes on which nothing was started. `reported`, `unseen`: the ranks that were
-/// shown as the cause, see WorkerGroup::end.
-void Coordinator::stop_all(int signal, std::chrono::duration<double> grace, int reported, int unseen) {
+/// Stops all nodes. Does not wait for nodes on which nothing was started. `reported`: see WorkerGroup::end.
+void Coordinator::stop_all(int signal, std::chrono::duration<double> grace, std::vector<int> reported) {
   enter(State::stopping);
-  AgentMessage stop{.kind = Kind::stop};
-  stop.generation = generation_;
-  stop.signal = signal;
-  stop.exit.rank = reported;
-  stop.exit.blamed = unseen;
-  stop.grace_ms = static_cast<int>(std::min(grace.count(), 1e6) * 1000);
+  const message::Stop stop{.generation = generation_,
+                           .signal = signal,
+                           .grace_ms = static_cast<int>(std::min(grace.count(), 1e6) * 1000),
+                           .reported = std::move(reported)};
   std::vector<Node> with_workers;
   for (const auto& [node, info] : nodes_) {
     if (info.has_workers()) with_workers.push_back(node);
     move(node, info.has_workers() ? NodeState::stopping : NodeState::idle);
   }
-  for (const Node node : with_workers) effects_.send(node, stop);
+  for (const Node node : with_workers) send(node, stop);
   check_stopped();
 }
 
@@ -165,8 +179,8 @@ bool Coordinator::leave(Node node, int signal) {
   if (info.state == NodeState::leaving) return true;
   if (!options_.nodes.elastic() || staying() - 1 < options_.nodes.min) return false;
   const bool forms = info.state == NodeState::assigned || info.state == NodeState::running;
-  effects_.print(fmt::format("maniple: host {} leaves the job ({} to its launcher){}", info.host, signal_name(signal),
-                             forms ? fmt::format("; the group is re-formed with {}", staying() - 1) : ""));
+  print(fmt::format("maniple: host {} leaves the job ({} to its launcher){}", info.host, signal_name(signal),
+                    forms ? fmt::format("; the group is re-formed with {}", staying() - 1) : ""));
   if (info.has_workers()) {
     move(node, NodeState::leaving);
   } else {
@@ -182,11 +196,10 @@ bool Coordinator::leave(Node node, int signal) {
 
 /// Releases a node whose launcher got SIGTERM; the job goes on.
 void Coordinator::release(Node node) {
-  AgentMessage quit{.kind = Kind::quit};
-  quit.code = 128 + SIGTERM;
-  quit.text = fmt::format("maniple: {}: this node has left the job, which goes on without it", signal_name(SIGTERM));
   nodes_.erase(node);
-  effects_.send(node, quit);
+  send(node, message::Quit{.code = 128 + SIGTERM,
+                           .text = fmt::format("maniple: {}: this node has left the job, which goes on without it",
+                                               signal_name(SIGTERM))});
 }
 
 void Coordinator::interrupt(int signal, const std::string& host) {
@@ -196,7 +209,7 @@ void Coordinator::interrupt(int signal, const std::string& host) {
   if (!again && nodes_.size() > 1) {
     const std::string text = fmt::format("maniple: {}{} ends the job on all nodes", signal_name(signal),
                                          host.empty() ? "" : fmt::format(" on host {}", host));
-    effects_.print(text);
+    print(text);
     show_on_all(text);
   }
   const bool waits_for_workers =
@@ -204,45 +217,36 @@ void Coordinator::interrupt(int signal, const std::string& host) {
   if (!waits_for_workers) return quit(code_, {});
   if (again) return stop_all(SIGKILL, Seconds(0));
   if (signal == SIGINT) {
-    effects_.print(fmt::format("maniple: interrupted; workers have {:.0f} s to finish (Ctrl-C again ends them at once)",
-                               options_.interrupt_grace.count()));
+    print(fmt::format("maniple: interrupted; workers have {:.0f} s to finish (Ctrl-C again ends them at once)",
+                      options_.interrupt_grace.count()));
   }
   if (state_ != State::stopping) stop_all(signal, options_.interrupt_grace);
 }
 
-void Coordinator::pass_on(Node from, int signal, const std::string& host) {
-  AgentMessage message{.kind = Kind::signal};
-  message.signal = signal;
-  std::vector<Node> all;
-  for (const auto& [node, info] : nodes_) all.push_back(node);
-  const std::string notice = signal == SIGSTOP
-                                 ? fmt::format("maniple: suspended on host {}; `fg` there continues the job", host)
-                             : signal == SIGCONT ? fmt::format("maniple: continued on host {}", host)
-                                                 : std::string();
-  const bool several = all.size() > 1;
-  for (const Node node : all) {
-    message.text = node == from || !several ? std::string() : notice;
-    effects_.send(node, message);
+void Coordinator::on(const event::PassOn& event) {
+  const std::string notice =
+      event.signal == SIGSTOP   ? fmt::format("maniple: suspended on host {}; `fg` there continues the job", event.host)
+      : event.signal == SIGCONT ? fmt::format("maniple: continued on host {}", event.host)
+                                : std::string();
+  const bool several = nodes_.size() > 1;
+  for (const auto& [node, info] : nodes_) {
+    send(node,
+         message::Signal{.signal = event.signal, .text = node == event.from || !several ? std::string() : notice});
   }
 }
 
-void Coordinator::fail(const std::string& text, int code) {
+void Coordinator::on(const event::Broken& event) {
   if (state_ == State::done || next_ == Next::quit) return;
-  if (!text.empty()) effects_.print(text);
-  follow(Next::quit, code);  // ends like an interruption: without a restart, with this code
+  if (!event.text.empty()) print(event.text);
+  follow(Next::quit, event.code);  // ends like an interruption: without a restart, with this code
   if (state_ != State::stopping) stop_all(SIGTERM, options_.grace);
 }
 
 void Coordinator::quit(int code, const std::string& text) {
   enter(State::done);
-  AgentMessage message{.kind = Kind::quit};
-  message.code = code;
-  message.text = text;
-  if (!text.empty()) effects_.print(text);
-  std::vector<Node> all;
-  for (const auto& [node, info] : nodes_) all.push_back(node);
-  for (const Node node : all) effects_.send(node, message);
-  effects_.done(code);
+  if (!text.empty()) print(text);
+  for (const auto& [node, info] : nodes_) send(node, message::Quit{.code = code, .text = text});
+  effects_.emplace_back(effect::Done{code});
 }
 
 }  // namespace maniple::launch

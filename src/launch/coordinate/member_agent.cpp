@@ -87,11 +87,7 @@ class MemberAgent {
         AgentLink::Events{.received = [this](const AgentMessage& message) { on_message(message); },
                           .lost = [this](const std::string& reason) { on_lost(reason); },
                           .silent = [this](std::chrono::duration<double> silence) { on_silence(silence); }});
-    AgentMessage join{.kind = AgentMessage::Kind::join};
-    join.node_rank = node_rank_;
-    join.host = own_host_name();
-    join.text = core_set_id();
-    join.settings = {id_};
+    message::Join join{.node_rank = node_rank_, .host = own_host_name(), .core_set = core_set_id(), .launcher = id_};
     if (!remote_) {
       join.processes = options_.processes;
       join.devices_per_process = options_.devices_per_process;
@@ -128,43 +124,47 @@ class MemberAgent {
 
   void on_report(const AgentMessage& message) {
     if (link_) link_->send(message);
-    if (message.kind != AgentMessage::Kind::stopped) return;
+    if (!std::holds_alternative<message::Stopped>(message)) return;
     if (leaving_) return process_.stop(*leaving_);
     if (returning_) reconnect();
   }
 
   void on_message(const AgentMessage& message) {
-    switch (message.kind) {
-      case AgentMessage::Kind::job:
-        if (node_) return;
-        options_ = decode_settings(message.settings);
-        process_.console().set_options(options_.console);
-        make_node(message.text);
-        return;
-      case AgentMessage::Kind::verdict:
-        if (!remote_) process_.console().say(message.text);
-        return;
-      case AgentMessage::Kind::quit:
-        if (!message.text.empty() && !remote_) process_.console().say(message.text);
-        return leave(message.code);
-      case AgentMessage::Kind::start:
-        if (!node_) return;
-        node_->handle(message);
-        if (!remote_) keep_record(message);
-        return;
-      case AgentMessage::Kind::signal:
-        if (!message.text.empty() && !remote_) process_.console().say(message.text);
-        [[fallthrough]];
-      default:
-        if (node_) node_->handle(message);
-        return;
-    }
+    const auto on_node = [&] {
+      if (node_) node_->handle(message);
+    };
+    std::visit(overloaded{[this](const message::Job& job) {
+                            if (node_) return;
+                            options_ = decode_settings(job.settings);
+                            process_.console().set_options(options_.console);
+                            make_node(job.name);
+                          },
+                          [this](const message::Verdict& verdict) { say(verdict.text); },
+                          [this](const message::Quit& quit) {
+                            say(quit.text);
+                            leave(quit.code);
+                          },
+                          [&](const message::Start& start) {
+                            on_node();
+                            if (node_ && !remote_) keep_record(start);
+                          },
+                          [&](const message::Signal& signal) {
+                            say(signal.text);
+                            on_node();
+                          },
+                          [&](const auto&) { on_node(); }},
+               message);
+  }
+
+  /// The user of --hosts sees the coordinator's output instead.
+  void say(const std::string& text) {
+    if (!text.empty() && !remote_) process_.console().say(text);
   }
 
   /// For `maniple ps` on this machine. Agents of --hosts keep no record: their job is listed where it was started.
-  void keep_record(const AgentMessage& start) {
+  void keep_record(const message::Start& start) {
     if (!record_) {
-      record_ = std::make_unique<JobRecord>(JobInfo{.id = start.text,
+      record_ = std::make_unique<JobRecord>(JobInfo{.id = start.job,
                                                     .command = fmt::format("{}", fmt::join(options_.command, " ")),
                                                     .world_size = start.processes,
                                                     .hosts = {own_host_name()},
@@ -225,17 +225,12 @@ class MemberAgent {
       return;
     }
     if (!link_) return;
-    AgentMessage message{.kind = AgentMessage::Kind::signal};
-    message.signal = signal;
-    message.host = own_host_name();
-    link_->send(message);
+    link_->send(message::Signal{.signal = signal, .host = own_host_name()});
   }
 
   void on_interrupt(int signal) {
     if (!link_) return leave(kInterruptedBase + signal);
-    AgentMessage message{.kind = AgentMessage::Kind::interrupt};
-    message.signal = signal;
-    link_->send(message);
+    link_->send(message::Interrupt{.signal = signal});
     if (std::exchange(interrupted_, true) && node_ && node_->worker_group().busy()) {
       node_->worker_group().end(SIGKILL, std::chrono::duration<double>(0));
     }

@@ -29,35 +29,26 @@ NodeAgent::NodeAgent(Poller& poller, Console& console, NodeSettings settings, Re
     : settings_(std::move(settings)),
       reply_(std::move(reply)),
       worker_group_(poller, console, settings_.worker_group,
-                    {.failed = [this](const RankExit& exit) { report(Kind::failed, exit); },
-                     .absent = [this](const RankExit& exit) { report(Kind::absent, exit); },
-                     .waiting = [this](int rank) { report(Kind::waiting, {.rank = rank}); },
-                     .exited = [this](const RankExit& exit) { report(Kind::exited, exit); },
-                     .finished = [this] { report(Kind::finished); },
-                     .ended = [this] { report(Kind::stopped); }}) {}
-
-void NodeAgent::report(Kind kind, const RankExit& exit) {
-  AgentMessage message{.kind = kind};
-  message.generation = generation_;
-  message.exit = exit;
-  reply_(message);
-}
+                    {.failed = [this](const RankExit& exit) { reply_(message::Failed{generation_, exit}); },
+                     .absent = [this](const RankExit& exit) { reply_(message::Absent{generation_, exit}); },
+                     .waiting = [this](int rank) { reply_(message::Waiting{generation_, rank}); },
+                     .exited = [this](const RankExit& exit) { reply_(message::Exited{generation_, exit}); },
+                     .finished = [this] { reply_(message::Finished{generation_}); },
+                     .ended = [this] { reply_(message::Stopped{generation_}); }}) {}
 
 void NodeAgent::handle(const AgentMessage& message) {
-  switch (message.kind) {
-    case Kind::reserve: return reserve(message.generation);
-    case Kind::start: return start(message);
-    case Kind::signal: return worker_group_.signal_all(message.signal);
-    case Kind::stop:
-      return worker_group_.end(message.signal, std::chrono::milliseconds(message.grace_ms),
-                               {message.exit.rank, message.exit.blamed});
-    default: return;
-  }
+  std::visit(overloaded{[this](const message::Reserve& asked) { reserve(asked.generation); },
+                        [this](const message::Start& asked) { start(asked); },
+                        [this](const message::Signal& passed) { worker_group_.signal_all(passed.signal); },
+                        [this](const message::Stop& stop) {
+                          worker_group_.end(stop.signal, std::chrono::milliseconds(stop.grace_ms), stop.reported);
+                        },
+                        [](const auto&) {}},
+             message);
 }
 
 void NodeAgent::reserve(int generation) {
-  AgentMessage answer{.kind = Kind::reserved};
-  answer.generation = generation;
+  message::Reserved answer{.generation = generation};
   try {
     reserved_.reset();
     reserved_ = reserve_port(settings_.master_address);
@@ -65,7 +56,7 @@ void NodeAgent::reserve(int generation) {
     answer.host = bound.host();
     answer.port = bound.port();
   } catch (const Error& error) {
-    answer.text = fmt::format("maniple: {}", error.what());
+    answer.error = fmt::format("maniple: {}", error.what());
   }
   reply_(answer);
 }
@@ -82,9 +73,9 @@ int queues_of_rank(int ranks, int gpus) {
 
 }  // namespace
 
-void NodeAgent::start(const AgentMessage& start) {
+void NodeAgent::start(const message::Start& start) {
   generation_ = start.generation;
-  if (!start.text.empty()) settings_.job = start.text;
+  if (!start.job.empty()) settings_.job = start.job;
   const WorkerGroupSettings& workers = settings_.worker_group;
   std::vector<std::string> devices;
   if (start.devices_per_process > 0 || workers.share_gpu) devices = visible_devices(workers.environment);
@@ -127,13 +118,14 @@ void NodeAgent::start(const AgentMessage& start) {
   }
 }
 
-void NodeAgent::report_failed_start(const AgentMessage& start, const std::string& text, int code) {
-  report(Kind::failed, {.rank = start.first_rank,
-                        .node_rank = start.node_rank,
-                        .host = settings_.worker_group.host,
-                        .pid = -1,
-                        .code = code,
-                        .error = text});
+void NodeAgent::report_failed_start(const message::Start& start, const std::string& text, int code) {
+  reply_(message::Failed{generation_,
+                         {.rank = start.first_rank,
+                          .node_rank = start.node_rank,
+                          .host = settings_.worker_group.host,
+                          .pid = -1,
+                          .code = code,
+                          .error = text}});
 }
 
 }  // namespace maniple::launch

@@ -27,17 +27,15 @@ class NodeAgent {
 
   NodeAgent(Poller& poller, Console& console, NodeSettings settings, Reply reply);
 
-  /// Handles reserve, start, signal and stop; other messages are not meant for a node.
+  /// Handles Reserve, Start, Signal and Stop; other messages are not meant for a node.
   void handle(const AgentMessage& message);
 
   WorkerGroup& worker_group() noexcept { return worker_group_; }
 
  private:
-  using Kind = AgentMessage::Kind;
   void reserve(int generation);
-  void start(const AgentMessage& start);
-  void report(Kind kind, const RankExit& exit = {});
-  void report_failed_start(const AgentMessage& start, const std::string& text, int code);
+  void start(const message::Start& start);
+  void report_failed_start(const message::Start& start, const std::string& text, int code);
 
   NodeSettings settings_;
   Reply reply_;
