@@ -1,7 +1,6 @@
 // The validated options of `maniple run`, independent of any command-line library.
 #pragma once
 
-#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,44 +8,29 @@
 #include "launch/coordinate/policies.h"
 #include "launch/option_values.h"
 #include "launch/output/console.h"
-#include "launch/placement/binding.h"
 #include "launch/placement/rank_plan.h"
+#include "launch/workers/worker_group.h"
 
 namespace maniple::launch {
 
-struct LaunchOptions {
-  std::vector<std::string> command;
-  std::string folder;                   ///< where workers start; empty: here
+/// Each option has one field. What a part of the launcher needs is a base: its options are never copied one by one.
+struct LaunchOptions : CoordinatorOptions, WorkerOptions {
   std::vector<Assignment> environment;  ///< --env
 
   int processes = 1;            ///< on this node
   int devices_per_process = 0;  ///< 0: devices are not assigned
-  int devices_per_node = 0;     ///< 0: all devices the node sees
-  bool share_gpu = false;       ///< several ranks on one GPU, through MPS (see workers/mps_daemon.h)
 
-  NodeRange nodes;
   int node_rank = -1;  ///< -1: by arrival
   std::optional<MasterAddress> master;
   std::string secret_file;
-  std::chrono::duration<double> join_timeout{300.0};
-  std::chrono::duration<double> join_window{5.0};
   Heartbeat heartbeat;  ///< the coordinator's applies to all nodes
 
   std::vector<HostSlots> hosts;  ///< not empty: this launcher starts agents there
   std::string rsh = "ssh";
   std::string remote_maniple;  ///< empty: the path of this program
 
-  BindPolicy bind = BindPolicy::automatic;
-  int cores_per_process = 0;  ///< 0: all cores are divided among the ranks
-  bool verbose = false;
-  bool terminal_output = true;  ///< workers' standard output is a pseudo-terminal, see StartOutput
-  std::string log_folder;
-  std::vector<int> only_ranks;
   ConsoleOptions console;
-
-  RestartPolicy restarts;
-  std::chrono::duration<double> grace{0.8};
-  std::chrono::duration<double> interrupt_grace{30.0};
+  friend bool operator==(const LaunchOptions&, const LaunchOptions&) = default;
 };
 
 /// The node shapes as far as they are known before the job starts, for --explain.

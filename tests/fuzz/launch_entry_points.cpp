@@ -45,6 +45,19 @@ std::vector<std::string> launch_options_seeds() {
           "  what():  x"};
 }
 
+namespace {
+
+launch::LaunchOptions job_options() {
+  launch::LaunchOptions options;
+  options.command = {"a", ""};
+  options.folder = "/f";
+  options.environment = {{.name = "A", .value = "b"}};
+  options.only_ranks = {1, 2};
+  return options;
+}
+
+}  // namespace
+
 std::vector<std::string> agent_message_seeds() {
   namespace message = launch::message;
   const launch::RankExit exit{.rank = 1,
@@ -57,7 +70,7 @@ std::vector<std::string> agent_message_seeds() {
                               .tail = {"x", "y"},
                               .at_us = 5};
   const std::vector<launch::AgentMessage> messages = {message::Join{.host = "h", .core_set = "c", .launcher = "l"},
-                                                      message::Job{.name = "run-1", .settings = {"a=b", ""}},
+                                                      message::Job{.name = "run-1", .options = job_options()},
                                                       message::Reserve{.generation = 1},
                                                       message::Reserved{.host = "h", .port = 9, .error = "e"},
                                                       message::Start{.generation = 1, .host = "h", .job = "j"},

@@ -196,10 +196,29 @@ const RankExit kExit{.rank = 5,
                      .tail = {"t", ""},
                      .at_us = -1};
 
+/// All options that are sent, with other values than their defaults.
+LaunchOptions job_options() {
+  LaunchOptions options;
+  options.command = {"a", std::string("b\0c", 3)};
+  options.folder = "/f";
+  options.environment = {{.name = "A", .value = "v"}, {.name = "B", .value = ""}};
+  options.log_folder = "/l";
+  options.only_ranks = {3, 1};
+  options.bind = BindPolicy::none;
+  options.cores_per_process = 2;
+  options.verbose = options.share_gpu = options.console.quiet = true;
+  options.terminal_output = options.console.prefix = options.console.status = false;
+  options.devices_per_node = 4;
+  options.console.colour = ColourChoice::always;
+  options.join_timeout = std::chrono::duration<double>(0.25);
+  options.restarts.max_restarts = 5;
+  return options;
+}
+
 /// One of each kind, with all fields set.
 const std::vector<AgentMessage> kMessages = {
     message::Join{1, 2, 3, 4, 5, "h", "c", "l"},
-    message::Job{"run-1", {"a", std::string("b\0c", 3)}},
+    message::Job{"run-1", job_options()},
     message::Reserve{7},
     message::Reserved{7, "h", 4711, "e"},
     message::Start{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, "h", 11, "j"},
@@ -230,6 +249,23 @@ TEST(AgentMessage, EveryKindSurvivesTheWire) {
     EXPECT_THROW(decode_agent_message(bytes + "x"), ProtocolError) << kind;
   }
   EXPECT_THROW(decode_agent_message(std::string(1, '\x12')), ProtocolError) << "an unknown kind";
+}
+
+TEST(AgentMessage, LongVariablesAreNotCut) {
+  message::Job job{.name = "run-1", .options = job_options()};
+  job.options.environment.front().value.assign(100'000, 'v');
+  EXPECT_EQ(decode_agent_message(encode(job)), AgentMessage(job));
+}
+
+TEST(AgentMessage, ImpossibleOptionsAreRefused) {
+  const auto refused = [](auto change) {
+    message::Job job{.name = "", .options = job_options()};
+    change(job.options);
+    EXPECT_THROW(decode_agent_message(encode(job)), ProtocolError);
+  };
+  refused([](LaunchOptions& options) { options.environment.front().name.clear(); });
+  refused([](LaunchOptions& options) { options.bind = static_cast<BindPolicy>(7); });
+  refused([](LaunchOptions& options) { options.join_timeout = std::chrono::duration<double>(-1); });
 }
 
 TEST(Secrets, EachGenerationHasItsOwn) {

@@ -75,7 +75,7 @@ CLI::Option* takes_seconds(CLI::Option* option, double least) {
                [=](const std::string& text) { return is_within(text, least, kMost); });
 }
 
-CLI::Option* takes_one_of(CLI::Option* option, std::initializer_list<const char*> choices) {
+CLI::Option* takes_one_of(CLI::Option* option, const std::vector<const char*>& choices) {
   const std::vector<std::string> all(choices.begin(), choices.end());
   const std::vector<std::string> first(all.begin(), all.end() - 1);
   return takes(

@@ -5,10 +5,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <limits>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace CLI {
 class Option;
@@ -33,6 +33,6 @@ CLI::Option* takes_whole_number(CLI::Option* option, std::int64_t least,
                                 std::int64_t most = std::numeric_limits<int>::max());
 CLI::Option* takes_number(CLI::Option* option, double least, double most = std::numeric_limits<double>::infinity());
 CLI::Option* takes_seconds(CLI::Option* option, double least = 0);
-CLI::Option* takes_one_of(CLI::Option* option, std::initializer_list<const char*> choices);
+CLI::Option* takes_one_of(CLI::Option* option, const std::vector<const char*>& choices);
 
 }  // namespace maniple::cli

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "comm/base/check.h"
 #include "comm/base/own_variables.h"
@@ -21,7 +24,7 @@ namespace {
 
 using namespace maniple::launch;
 
-/// The options as typed, before they are checked.
+/// The options, and what must be read together before it becomes an option.
 struct RunArguments {
   std::string processes;
   int devices_per_node = 0;  // 0: not given
@@ -31,14 +34,9 @@ struct RunArguments {
   std::string master, master_addr;
   int master_port = -1;
   std::string hosts, hostfile;
-  std::string bind;
-  std::string colour = "auto";
-  std::string standard_output = "terminal";
-  bool explain = false, no_prefix = false, standalone = false;
+  bool explain = false, standalone = false;
   std::string ignored;
   std::vector<std::string> environment;
-  double join_timeout = 300, join_window = 5, heartbeat = 1, silence_limit = 10, grace = 0.8, interrupt_grace = 30,
-         restart_delay = 1;
   LaunchOptions options;
 };
 
@@ -136,25 +134,11 @@ int run(RunArguments& arguments) {
   read_devices(arguments, options);
   read_nodes(arguments, options);
   for (const std::string& text : arguments.environment) options.environment.push_back(parse_assignment(text));
-  options.bind = arguments.bind == "cores"  ? BindPolicy::cores
-                 : arguments.bind == "none" ? BindPolicy::none
-                                            : BindPolicy::automatic;
-  options.console.prefix = !arguments.no_prefix;
-  options.terminal_output = arguments.standard_output == "terminal";
-  options.console.colour = arguments.colour == "always"  ? ColourChoice::always
-                           : arguments.colour == "never" ? ColourChoice::never
-                                                         : ColourChoice::automatic;
   check_only_ranks(options);
-  options.restarts.first_delay = std::chrono::duration<double>(arguments.restart_delay);
-  options.join_timeout = std::chrono::duration<double>(arguments.join_timeout);
-  options.join_window = std::chrono::duration<double>(arguments.join_window);
-  options.heartbeat = {.interval = std::chrono::duration<double>(arguments.heartbeat),
-                       .silence_limit = std::chrono::duration<double>(arguments.silence_limit)};
-  MANIPLE_REQUIRE(arguments.silence_limit >= kLeastMissedBeats * arguments.heartbeat,
+  const double heartbeat = options.heartbeat.interval.count(), silence_limit = options.heartbeat.silence_limit.count();
+  MANIPLE_REQUIRE(silence_limit >= kLeastMissedBeats * heartbeat,
                   "--silence-limit is {} s, but there is a --heartbeat every {} s only; expected at least {} s",
-                  arguments.silence_limit, arguments.heartbeat, kLeastMissedBeats * arguments.heartbeat);
-  options.grace = std::chrono::duration<double>(arguments.grace);
-  options.interrupt_grace = std::chrono::duration<double>(arguments.interrupt_grace);
+                  silence_limit, heartbeat, kLeastMissedBeats * heartbeat);
   if (arguments.explain) {
     fmt::print("{}", explain_plan(planned_nodes(options)));
     return 0;
@@ -174,6 +158,31 @@ int run(RunArguments& arguments) {
     fmt::print(stderr, "maniple: {}\n", error.what());
     return error.exit_code;
   }
+}
+
+CLI::Option* add_seconds(CLI::App& app, const std::string& names, std::chrono::duration<double>& value,
+                         const std::string& help, double least = 0) {
+  CLI::Option* option = app.add_option_function<double>(
+      names, [&value](const double& seconds) { value = std::chrono::duration<double>(seconds); }, help);
+  return takes_seconds(option->type_name("SECONDS")->default_str(fmt::format("{:g}", value.count())), least);
+}
+
+/// An option with one value for each name in the list.
+template <class Value>
+CLI::Option* add_choice(CLI::App& app, const std::string& name, Value& value,
+                        std::initializer_list<std::pair<const char*, Value>> choices, const std::string& help) {
+  const std::vector<std::pair<std::string, Value>> known(choices.begin(), choices.end());
+  CLI::Option* option = app.add_option_function<std::string>(
+      name,
+      [&value, known](const std::string& given) {
+        for (const auto& [word, meaning] : known) {
+          if (given == word) value = meaning;
+        }
+      },
+      help);
+  std::vector<const char*> words;
+  for (const auto& [word, meaning] : choices) words.push_back(word);
+  return takes_one_of(option, words);
 }
 
 /// Options of mpirun and torchrun that have no alias here.
@@ -281,13 +290,10 @@ std::function<int()> declare_run(CLI::App& app) {
   app.add_flag("--share-gpu", options.share_gpu,
                "several processes on each GPU, at the same time: starts NVIDIA's MPS for the job")
       ->group(ranks);
-  takes_one_of(
-      app.add_option(
-             "--bind", arguments->bind,
-             "cores: each rank has cores of its own; none: any core. Default: cores, unless another job of this "
-             "user runs here")
-          ->group(ranks),
-      {"cores", "none"});
+  add_choice(app, "--bind", options.bind, {{"cores", BindPolicy::cores}, {"none", BindPolicy::none}},
+             "cores: each rank has cores of its own; none: any core. Default: cores, unless another job of this user "
+             "runs here")
+      ->group(ranks);
   takes_whole_number(app.add_option("--cores-per-process", options.cores_per_process,
                                     "so many cores for each process, not all of the machine's")
                          ->type_name("C")
@@ -323,26 +329,14 @@ std::function<int()> declare_run(CLI::App& app) {
   app.add_option("--secret-file", options.secret_file, "file (mode 0600) with the secret that all nodes share")
       ->type_name("FILE")
       ->group(nodes);
-  takes_seconds(app.add_option("--join-timeout", arguments->join_timeout, "seconds to wait for all nodes")
-                    ->type_name("SECONDS")
-                    ->capture_default_str()
-                    ->group(nodes));
-  takes_seconds(
-      app.add_option("--join-window", arguments->join_window, "seconds to wait for more than the least number")
-          ->type_name("SECONDS")
-          ->capture_default_str()
-          ->group(nodes));
-  takes_seconds(app.add_option("--heartbeat", arguments->heartbeat,
-                               "seconds between signs of life of the launchers (the master's counts)")
-                    ->type_name("SECONDS")
-                    ->capture_default_str()
-                    ->group(nodes),
-                0.01);
-  takes_seconds(
-      app.add_option("--silence-limit", arguments->silence_limit, "seconds without any after which a node is lost")
-          ->type_name("SECONDS")
-          ->capture_default_str()
-          ->group(nodes));
+  add_seconds(app, "--join-timeout", options.join_timeout, "seconds to wait for all nodes")->group(nodes);
+  add_seconds(app, "--join-window", options.join_window, "seconds to wait for more than the least number")
+      ->group(nodes);
+  add_seconds(app, "--heartbeat", options.heartbeat.interval,
+              "seconds between signs of life of the launchers (the master's counts)", 0.01)
+      ->group(nodes);
+  add_seconds(app, "--silence-limit", options.heartbeat.silence_limit, "seconds without any after which a node is lost")
+      ->group(nodes);
   app.add_option("--hosts", arguments->hosts, "start the ranks on these hosts, over ssh")
       ->type_name("a:4,b:4")
       ->group(nodes);
@@ -372,16 +366,18 @@ std::function<int()> declare_run(CLI::App& app) {
                      0);
   app.add_flag("-q,--quiet", options.console.quiet, "show no lines of workers, no status")->group(logs);
   app.add_flag("-v,--verbose", options.verbose, "say which pid and cores each rank has")->group(logs);
-  app.add_flag("--no-prefix", arguments->no_prefix, "no [rank N] before the lines")->group(logs);
-  takes_one_of(
-      app.add_option(
-             "--stdout", arguments->standard_output,
-             "what workers see as standard output. terminal: lines are written as they are printed; pipe: the C "
-             "library collects some KiB")
-          ->group(logs),
-      {"terminal", "pipe"});
-  takes_one_of(app.add_option("--color", arguments->colour, "auto, always, never")->group(logs),
-               {"auto", "always", "never"});
+  app.add_flag_callback(
+         "--no-prefix", [&options] { options.console.prefix = false; }, "no [rank N] before the lines")
+      ->group(logs);
+  add_choice(
+      app, "--stdout", options.terminal_output, {{"terminal", true}, {"pipe", false}},
+      "what workers see as standard output. terminal: lines are written as they are printed; pipe: the C library "
+      "collects some KiB")
+      ->group(logs);
+  add_choice(app, "--color", options.console.colour,
+             {{"auto", ColourChoice::automatic}, {"always", ColourChoice::always}, {"never", ColourChoice::never}},
+             "auto, always, never")
+      ->group(logs);
 
   const char* failure = "Failure";
   takes_whole_number(app.add_option("--max-restarts,--max_restarts", options.restarts.max_restarts,
@@ -390,21 +386,13 @@ std::function<int()> declare_run(CLI::App& app) {
                          ->capture_default_str()
                          ->group(failure),
                      0);
-  takes_seconds(app.add_option("--restart-delay", arguments->restart_delay,
-                               "seconds before the first restart, doubled up to 30 s")
-                    ->type_name("SECONDS")
-                    ->capture_default_str()
-                    ->group(failure));
-  takes_seconds(
-      app.add_option("--grace", arguments->grace, "seconds between SIGTERM and SIGKILL when a rank has failed")
-          ->type_name("SECONDS")
-          ->capture_default_str()
-          ->group(failure));
-  takes_seconds(
-      app.add_option("--grace-interrupt", arguments->interrupt_grace, "seconds that workers have after Ctrl-C")
-          ->type_name("SECONDS")
-          ->capture_default_str()
-          ->group(failure));
+  add_seconds(app, "--restart-delay", options.restarts.first_delay,
+              "seconds before the first restart, doubled up to 30 s")
+      ->group(failure);
+  add_seconds(app, "--grace", options.grace, "seconds between SIGTERM and SIGKILL when a rank has failed")
+      ->group(failure);
+  add_seconds(app, "--grace-interrupt", options.interrupt_grace, "seconds that workers have after Ctrl-C")
+      ->group(failure);
 
   return [arguments, &app] {
     arguments->options.command = app.remaining();

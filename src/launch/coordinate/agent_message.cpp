@@ -1,5 +1,7 @@
 #include "launch/coordinate/agent_message.h"
 
+#include <bit>
+#include <chrono>
 #include <concepts>
 #include <utility>
 
@@ -11,6 +13,7 @@ namespace {
 constexpr std::size_t kMaxText = std::size_t{64} << 10;
 constexpr std::size_t kMaxListed = std::size_t{256} << 10;  // a setting is larger than a text
 constexpr std::uint32_t kMaxList = 65536;
+constexpr double kMaxSeconds = 1e9;
 
 /// T, or const T.
 template <class M, class T>
@@ -23,13 +26,21 @@ void each_field(M& m, V& visit) {
   visit(m.rank, m.node_rank, m.pid, m.code, m.signal, m.blamed, m.left, m.at_us, m.consequence, m.host, m.cause,
         m.error, m.tail);
 }
+/// The options that concern every node.
+template <Is<LaunchOptions> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.command, m.folder, m.environment, m.log_folder, m.only_ranks, m.bind, m.cores_per_process, m.verbose,
+        m.terminal_output, m.share_gpu, m.devices_per_node, m.console.quiet, m.console.prefix, m.console.status,
+        m.console.colour, m.join_timeout, m.restarts.max_restarts);
+}
 template <Is<message::Join> M, class V>
 void each_field(M& m, V& visit) {
   visit(m.node_rank, m.processes, m.devices_per_process, m.min_nodes, m.max_nodes, m.host, m.core_set, m.launcher);
 }
 template <Is<message::Job> M, class V>
 void each_field(M& m, V& visit) {
-  visit(m.name, m.settings);
+  visit(m.name);
+  each_field(m.options, visit);
 }
 template <Is<message::Reserved> M, class V>
 void each_field(M& m, V& visit) {
@@ -96,6 +107,16 @@ struct Writer {
     out.put(static_cast<std::uint32_t>(list.size()));
     for (const std::string& text : list) out.put_string(text);
   }
+  void put(const std::vector<Assignment>& list) {
+    out.put(static_cast<std::uint32_t>(list.size()));
+    for (const Assignment& assignment : list) {
+      out.put_string(assignment.name);
+      out.put_string(assignment.value);
+    }
+  }
+  void put(std::chrono::duration<double> time) { out.put(std::bit_cast<std::uint64_t>(time.count())); }
+  void put(BindPolicy policy) { out.put(static_cast<std::uint8_t>(policy)); }
+  void put(ColourChoice choice) { out.put(static_cast<std::uint8_t>(choice)); }
   void put(const std::vector<int>& list) {
     out.put(static_cast<std::uint32_t>(list.size()));
     for (const int value : list) put(value);
@@ -108,10 +129,26 @@ struct Reader {
   void operator()(auto&... fields) { (get(fields), ...); }
   void get(int& value) { value = in.get<std::int32_t>(); }
   void get(std::int64_t& value) { value = in.get<std::int64_t>(); }
-  void get(bool& value) {
-    const auto byte = in.get<std::uint8_t>();
-    if (byte > 1) throw ProtocolError("a flag that is " + std::to_string(byte));
-    value = byte == 1;
+  void get(bool& value) { value = choice(1) == 1; }
+  void get(BindPolicy& policy) { policy = static_cast<BindPolicy>(choice(static_cast<int>(BindPolicy::none))); }
+  void get(ColourChoice& colour) { colour = static_cast<ColourChoice>(choice(static_cast<int>(ColourChoice::never))); }
+  int choice(int last) {
+    const int value = in.get<std::uint8_t>();
+    if (value > last) throw ProtocolError("a choice that is " + std::to_string(value));
+    return value;
+  }
+  void get(std::chrono::duration<double>& time) {
+    const auto seconds = std::bit_cast<double>(in.get<std::uint64_t>());
+    if (!(seconds >= 0 && seconds <= kMaxSeconds)) throw ProtocolError("a time of " + std::to_string(seconds) + " s");
+    time = std::chrono::duration<double>(seconds);
+  }
+  void get(std::vector<Assignment>& list) {
+    for (std::uint32_t left = count(); left > 0; --left) {
+      Assignment& assignment = list.emplace_back();
+      assignment.name = in.get_string(kMaxListed);
+      assignment.value = in.get_string(kMaxListed);
+      if (assignment.name.empty()) throw ProtocolError("a variable without a name");
+    }
   }
   void get(std::string& text) { text = in.get_string(kMaxText); }
   void get(std::vector<std::string>& list) {

@@ -22,6 +22,7 @@
 #include <variant>
 #include <vector>
 
+#include "launch/launch_options.h"
 #include "launch/process/failure_report.h"
 
 namespace maniple::launch {
@@ -44,7 +45,7 @@ struct Join {
 /// What to run, for nodes that the coordinator has started.
 struct Job {
   std::string name = {};
-  std::vector<std::string> settings = {};  ///< see job_settings.h
+  LaunchOptions options = {};  ///< see options_for_agents(): only what concerns every node is sent
   friend bool operator==(const Job&, const Job&) = default;
 };
 

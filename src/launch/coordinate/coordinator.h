@@ -29,19 +29,8 @@
 
 #include "launch/coordinate/agent_message.h"
 #include "launch/coordinate/policies.h"
-#include "launch/placement/rank_plan.h"
 
 namespace maniple::launch {
-
-struct CoordinatorOptions {
-  NodeRange nodes = {};
-  bool starts_agents = false;  ///< this launcher starts the nodes' agents, see effect::StartAgents
-  RestartPolicy restarts = {};
-  std::chrono::duration<double> join_timeout{300.0};
-  std::chrono::duration<double> join_window{5.0};  ///< how long to wait for more nodes than the minimum
-  std::chrono::duration<double> grace{0.8};        ///< between SIGTERM and SIGKILL
-  std::chrono::duration<double> interrupt_grace{30.0};
-};
 
 using Node = int;  ///< a handle chosen by the caller; not the node's rank
 

@@ -28,6 +28,12 @@ constexpr Node kOwnNode = 0;
 constexpr int kOutputClosed = 128 + SIGPIPE;
 constexpr std::chrono::duration<double> kRecordPeriod{1.0};
 
+CoordinatorOptions coordinator_options(const LaunchOptions& options) {
+  CoordinatorOptions result = options;
+  result.starts_agents = !options.hosts.empty();
+  return result;
+}
+
 class CoordinatorAgent {
  public:
   CoordinatorAgent(const LaunchOptions& options, UniqueFd control, UniqueFd listener, Address master,
@@ -35,13 +41,7 @@ class CoordinatorAgent {
       : options_(options),
         process_(std::move(control), options.console),
         job_(new_job_name()),
-        coordinator_({.nodes = options.nodes,
-                      .starts_agents = !options.hosts.empty(),
-                      .restarts = options.restarts,
-                      .join_timeout = options.join_timeout,
-                      .join_window = options.join_window,
-                      .grace = options.grace,
-                      .interrupt_grace = options.interrupt_grace}) {
+        coordinator_(coordinator_options(options)) {
     if (listener) master = Address::of_socket(listener.get()).with_port(0);
     if (options.hosts.empty()) {
       node_ = std::make_unique<NodeAgent>(
@@ -183,7 +183,7 @@ class CoordinatorAgent {
       join.host = host.host;
       join.processes = host.slots > 0 ? host.slots : options_.processes;
       join.devices_per_process = options_.devices_per_process;
-      links_.at(node)->send(message::Job{.name = job_, .settings = encode_settings(options_, process_.console())});
+      links_.at(node)->send(message::Job{.name = job_, .options = options_for_agents(options_, process_.console())});
     }
     agents_[node] = {.id = join.launcher, .host = join.node_rank};
     happened(event::Joined{node, join});

@@ -1,4 +1,4 @@
-// Derives a node's settings from the options of `maniple run`, and encodes them for other hosts.
+// Derives a node's settings from the options of `maniple run`, and the options for nodes on other hosts.
 #pragma once
 
 #include <string>
@@ -16,9 +16,8 @@ WorkerGroupSettings worker_group_settings(const LaunchOptions& options);
 /// already running. Empty: none. With --hosts only --env counts, because no other variable is sent to other hosts.
 std::string given_mps_folder(const LaunchOptions& options);
 
-/// Encodes the settings for agents on other hosts: command, folder, environment, logs. Does not include the secret.
-std::vector<std::string> encode_settings(const LaunchOptions& options, Console& console);
-/// The inverse, on the other host. Throws ProtocolError.
-LaunchOptions decode_settings(const std::vector<std::string>& settings);
+/// The options for agents on other hosts. What depends on this host (folder, variables, colours) is decided here. Does
+/// not include the secret.
+LaunchOptions options_for_agents(const LaunchOptions& options, const Console& console);
 
 }  // namespace maniple::launch

@@ -135,7 +135,8 @@ class MemberAgent {
     };
     std::visit(overloaded{[this](const message::Job& job) {
                             if (node_) return;
-                            options_ = decode_settings(job.settings);
+                            if (job.options.command.empty()) throw ProtocolError("a job without a program");
+                            options_ = job.options;
                             process_.console().set_options(options_.console);
                             make_node(job.name);
                           },

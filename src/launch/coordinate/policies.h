@@ -4,12 +4,15 @@
 #include <algorithm>
 #include <chrono>
 
+#include "launch/placement/rank_plan.h"
+
 namespace maniple::launch {
 
 /// How launchers notice that a peer is stopped or cut off although its connection stays open.
 struct Heartbeat {
   std::chrono::duration<double> interval{1.0};        ///< between two heartbeats, in both directions
   std::chrono::duration<double> silence_limit{10.0};  ///< a peer that sends nothing for this long counts as lost
+  friend bool operator==(const Heartbeat&, const Heartbeat&) = default;
 };
 
 /// A peer must miss at least this many heartbeats, so that a busy machine's late heartbeat does not count as silence.
@@ -29,6 +32,19 @@ struct RestartPolicy {
     for (int i = 1; i < restart && seconds < longest_delay.count(); ++i) seconds *= 2;
     return std::chrono::duration<double>(std::min(seconds, longest_delay.count()));
   }
+  friend bool operator==(const RestartPolicy&, const RestartPolicy&) = default;
+};
+
+/// How the nodes of a job come together, and how long each step may take.
+struct CoordinatorOptions {
+  NodeRange nodes = {};
+  bool starts_agents = false;  ///< this launcher starts the nodes' agents, see effect::StartAgents
+  RestartPolicy restarts = {};
+  std::chrono::duration<double> join_timeout{300.0};
+  std::chrono::duration<double> join_window{5.0};  ///< how long to wait for more nodes than the minimum
+  std::chrono::duration<double> grace{0.8};        ///< between SIGTERM and SIGKILL
+  std::chrono::duration<double> interrupt_grace{30.0};
+  friend bool operator==(const CoordinatorOptions&, const CoordinatorOptions&) = default;
 };
 
 }  // namespace maniple::launch

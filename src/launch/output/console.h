@@ -20,6 +20,7 @@ struct ConsoleOptions {
   bool prefix = true;  ///< "[rank 3] "
   bool status = true;  ///< a status line, if standard error is a terminal
   ColourChoice colour = ColourChoice::automatic;
+  friend bool operator==(const ConsoleOptions&, const ConsoleOptions&) = default;
 };
 
 class Console {

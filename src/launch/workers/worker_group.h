@@ -21,22 +21,27 @@
 
 namespace maniple::launch {
 
-/// The settings that a host's workers share in all generations.
-struct WorkerGroupSettings {
-  std::vector<std::string> command;
+/// The options of `maniple run` that concern the workers of every node.
+struct WorkerOptions {
+  std::vector<std::string> command = {};
   std::string folder = {};           ///< where they start; empty: here
-  Environment environment;           ///< the launcher's own plus the variables of --env
-  std::string host;                  ///< for reports
   std::string log_folder = {};       ///< empty: no files
   std::vector<int> only_ranks = {};  ///< ranks whose output is shown; empty: all
-  bool quiet = false;
   BindPolicy bind = BindPolicy::automatic;
-  int cores_per_process = 0;     ///< 0: all cores are divided among the ranks
-  bool verbose = false;          ///< print each rank's cores
-  bool terminal_output = false;  ///< see StartOutput
-  bool share_gpu = false;        ///< if devices are not assigned: each rank gets one device, which ranks may share
-  int devices_per_node = 0;      ///< for share_gpu; 0: all visible devices
-  bool input = true;             ///< rank 0 gets the launcher's standard input
+  int cores_per_process = 0;    ///< 0: all cores are divided among the ranks
+  bool verbose = false;         ///< print each rank's pid and cores
+  bool terminal_output = true;  ///< workers' standard output is a pseudo-terminal, see StartOutput
+  bool share_gpu = false;       ///< several ranks on one GPU, through MPS (see mps_daemon.h)
+  int devices_per_node = 0;     ///< 0: all devices the node sees
+  friend bool operator==(const WorkerOptions&, const WorkerOptions&) = default;
+};
+
+/// The settings that a host's workers share in all generations.
+struct WorkerGroupSettings : WorkerOptions {
+  Environment environment = {};  ///< the launcher's own plus the variables of --env
+  std::string host = {};         ///< for reports
+  bool quiet = false;
+  bool input = true;  ///< rank 0 gets the launcher's standard input
 };
 
 /// Creates the folder and its parents. Throws InvalidArgument if that fails or the folder is not writable.
