@@ -140,8 +140,10 @@ void SimulatedJob::happened(const Event& event) {
     }
     if (const auto* got = std::get_if<event::Received>(&next)) {
       const auto* failed = std::get_if<message::Failed>(&got->message);
-      if (failed != nullptr && !failed->exit.consequence)
-        generations_[failed->generation].noticed.insert(failed->exit.rank);
+      if (failed != nullptr) {
+        const RankExit& exit = failed->exit;
+        generations_[failed->generation].noticed.insert(exit.consequence ? exit.blamed : exit.rank);
+      }
     }
     if (std::holds_alternative<event::Lost>(next)) generation.reason = true;
     if (std::holds_alternative<event::Broken>(next)) ends_ = true;

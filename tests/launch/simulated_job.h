@@ -69,7 +69,7 @@ class SimulatedJob {
     int placed = 0;                            // ranks in the Starts so far
     int whole = 0;                             // ranks that have exited with 0
     std::map<int, double> roots;               // ranks whose end began on them, and when
-    std::set<int> noticed;                     // roots that other ranks or the coordinator noticed
+    std::set<int> noticed;                     // ranks that failed or were blamed, as far as the coordinator knows
     std::map<Node, int> stops, kills, starts;  // messages to each node
     std::set<Node> finished;                   // whose Finished has arrived
     bool exit_known = false;                   // the coordinator knows that a rank has exited with 0

@@ -192,7 +192,6 @@ void SimulatedJob::end_rank(std::size_t which, int started, int local, RankExit 
 
 /// All ranks of the generation lose rank `root`, report that and end.
 void SimulatedJob::spread(int generation, int root) {
-  generations_[generation].noticed.insert(root);
   for (std::size_t which = 0; which < launchers_.size(); ++which) {
     const Launcher& launcher = launchers_[which];
     if (!launcher.alive || launcher.generation != generation || launcher.work != Work::working) continue;
