@@ -32,7 +32,7 @@ std::exception_ptr make_error(ErrorInfo info);
 ErrorInfo info_of(const std::exception_ptr& error);
 
 /// Sent by a worker to the launcher, in one packet, when a group fails (the first failure of each group) or when init()
-/// fails: see report_failure. The launcher keeps the last report in case the worker then ends.
+/// fails: see report_failure. The launcher keeps the report from which later ones follow, in case the worker ends.
 struct FailureReport {
   int rank = -1;  ///< RANK of the worker: its rank in the launcher's world
   ErrorInfo error = {};

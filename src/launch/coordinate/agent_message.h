@@ -181,5 +181,7 @@ template <class... Functions>
 struct overloaded : Functions... {
   using Functions::operator()...;
 };
+template <class... Functions>
+overloaded(Functions...) -> overloaded<Functions...>;  // Clang 14 needs this
 
 }  // namespace maniple::launch
