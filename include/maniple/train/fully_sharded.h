@@ -40,12 +40,13 @@
 //
 // Units. A unit is any module with a forward. forward may take any arguments; its result is a tensor, or holds tensors
 // as described in tensor_nest.h. Tensors that need a gradient enter as arguments and leave as results; a unit does not
-// return its own parameters. Units may contain units. A unit may be called several times before backward, in eval(),
-// without grad mode, and inside maniple::checkpoint. Parameters may have any strides (they become contiguous) and any
-// floating-point dtype. They may be frozen before fully_shard, or later, on all ranks, between a backward and the next
-// forward. A parameter unused by all ranks in a backward keeps its gradient unchanged (an undefined gradient stays
-// undefined); a parameter unused by some ranks counts as zero there. A parameter shared by two units is rejected: put
-// both users into one unit, or leave both in the root.
+// return its own parameters. The module may keep other tensors, such as an auxiliary loss, and all ranks may go back
+// from them. Only the thread that calls forward computes with the parameters. Units may contain units. A unit may be
+// called several times before backward, in eval(), without grad mode, and inside maniple::checkpoint. Parameters may
+// have any strides (they become contiguous) and any floating-point dtype. They may be frozen before fully_shard, or
+// later, on all ranks, between a backward and the next forward. A parameter unused by all ranks in a backward keeps its
+// gradient unchanged (an undefined gradient stays undefined); a parameter unused by some ranks counts as zero there. A
+// parameter shared by two units is rejected: put both users into one unit, or leave both in the root.
 //
 // Contract. All ranks call the same units in the same order, in forward and in backward. The next gather detects a
 // difference and names it. Not supported, and reported as errors: create_graph, to() and clone() after fully_shard,

@@ -202,6 +202,7 @@ void ShardContext::enter_backward() {
   at_end_of_backward([end = std::make_shared<EndOfBackward>(weak_from_this())] { end->call(); });
   end_pass();
   running_ = true;
+  failure_ = nullptr;
   reached_.clear();
 }
 
@@ -213,6 +214,7 @@ void ShardContext::finish_reducing() {
 
 void ShardContext::finish_backward() {
   const std::lock_guard lock(mutex);
+  require_success();
   for (const auto& one : std::exchange(nodes_, {})) {
     if (const auto node = one.lock()) node->leave();
   }
@@ -264,6 +266,7 @@ void ShardContext::abandon(const std::string& what) noexcept {
   } catch (...) {
   }
   reducing_ = nullptr;
+  failure_ = nullptr;
   for (auto& [use, work] : work_) {
     try {
       if (Work left = std::exchange(work, Work()); left.valid()) left.wait();

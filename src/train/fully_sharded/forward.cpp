@@ -51,12 +51,12 @@ struct ResultsOf final : Node {
 };
 
 struct ArgumentsOf final : Node {
-  explicit ArgumentsOf(const NodePointer<GatheredBy>& given) : call(given) {}
+  explicit ArgumentsOf(NodePointer<GatheredBy> given) : call(std::move(given)) {}
   variable_list apply(variable_list&& gradients) override {
-    if (const auto live = call.lock()) live->arguments_done();
+    call->arguments_done();
     return std::move(gradients);
   }
-  WeakNodePointer<GatheredBy> call;  // weak: its own outputs lead to ArgumentsOf
+  NodePointer<GatheredBy> call;  // the graph of a tensor that left the unit may need frozen parameters, and end here
 };
 
 }  // namespace
@@ -66,11 +66,13 @@ struct ArgumentsOf final : Node {
 GatheredBy::GatheredBy(std::shared_ptr<ShardUnit> given) : unit(std::move(given)) {}
 
 GatheredBy::~GatheredBy() {
+  if (forward) ForwardCalls::remove(*forward);
   leave();
   let_go();
 }
 
 void GatheredBy::release_resources() {
+  if (const auto ended = std::exchange(forward, nullptr)) ForwardCalls::remove(*ended);
   leave();
   let_go();
   release_base<Node>(*this);
@@ -82,6 +84,8 @@ void GatheredBy::enter() {
   if (torch::GradMode::is_enabled())
     unit->fail("backward with create_graph is not supported: averaging gradients would cut the graph");
   unit->context().enter_backward();
+  unit->context().require_success();
+  entered_in_ = unit->context().backwards();
   arguments_left_ = arguments;
   if (std::exchange(stage_, Stage::entered) != Stage::outside) return;
   try {
@@ -93,13 +97,36 @@ void GatheredBy::enter() {
   unit->context().note(pointer_to(this));
 }
 
+// Gathers at most once in a backward. LibTorch ignores what the caller throws, so the error waits for GatheredBy or the
+// end of backward; until then the graph computes with undefined values, but in memory of the unit.
+void GatheredBy::enter_early() noexcept {
+  ShardContext& context = unit->context();
+  const std::lock_guard lock(context.mutex);
+  if (stage_ != Stage::outside || entered_in_ == context.backwards()) return;
+  try {
+    enter();
+  } catch (...) {
+    const std::exception_ptr error = std::current_exception();
+    try {
+      context.enter_backward();
+      context.fail_backward(error);
+      unit->expose_undefined(pointer_to(this));
+      stage_ = Stage::entered;
+      context.note(pointer_to(this));
+    } catch (...) {
+      // No memory, or no backward: the node reports that its parameters have none.
+    }
+  }
+}
+
 variable_list GatheredBy::apply(variable_list&& gradients) {
   const PublicCall call(kBackward);
   const std::lock_guard lock(unit->context().mutex);
+  unit->context().require_success();
   if (stage_ == Stage::outside)
     unit->fail(
-        "a tensor that needs its parameters has left it otherwise than as a result of forward; return it, or use "
-        "reshard_after_forward = false and no such tensor");
+        "a tensor that another thread computed in forward has left it otherwise than as a result; compute with the "
+        "unit's parameters in the thread that calls forward");
   if (unit->unsynced > 0) {
     unit->accumulate(trained, std::move(gradients));
   } else {
@@ -148,10 +175,12 @@ UnitForward::UnitForward(std::shared_ptr<ShardUnit> unit)
     unit_->context().leave_forward();
     throw;
   }
+  if (graph_) node_->pointer->forward = ForwardCalls::begin(node_->pointer);
 }
 
 UnitForward::~UnitForward() {
   if (finished_) return;
+  if (graph_ && node_->pointer->forward->open()) ForwardCalls::end(*node_->pointer->forward);
   unit_->context().leave_forward();
   unit_->conceal();
   try {
@@ -181,6 +210,7 @@ std::vector<Tensor> UnitForward::inputs(std::vector<Tensor> tensors) {
 }
 
 std::vector<Tensor> UnitForward::finish(std::vector<Tensor> tensors) {
+  if (graph_) ForwardCalls::end(*node_->pointer->forward);
   for (Tensor& tensor : tensors) {
     if (!tensor.defined()) continue;
     if (unit_->owns(tensor))

@@ -267,6 +267,11 @@ void ShardUnit::expose(const NodePointer<GatheredBy>& node, bool kept) {
                                              {node, static_cast<std::uint32_t>(k)});
 }
 
+void ShardUnit::expose_undefined(const NodePointer<GatheredBy>& node) {
+  if (exposures_ == 0) allocate_whole();
+  expose(node, /*kept=*/true);
+}
+
 void ShardUnit::conceal() {
   if (--exposures_ > 0) return;
   for (ShardedParameter& one : parameters_) {

@@ -12,6 +12,9 @@
 //   forward    UnitForward: gather, expose, compute, conceal.           The results pass through a node, ResultsOf.
 //   backward   ResultsOf:   gather, expose.  GatheredBy: average the gradients, conceal.
 //
+// A backward from a tensor that left forward in another way does not reach ResultsOf. The first node of the call that
+// it reaches then gathers: see forward_calls.h.
+//
 // Exposing a concealed unit always gathers it, even if an older graph kept its whole parameters: their values are then
 // refreshed in place. Only a backward through a graph that kept the whole parameters itself skips the gather, and only
 // if no other backward has ended since, because an optimizer may have stepped after it. So a rank's collectives do not
@@ -33,6 +36,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -45,6 +49,7 @@
 
 #include <torch/torch.h>
 
+#include "train/fully_sharded/forward_calls.h"
 #include "train/packed_layout.h"
 #include "train/tensor/device.h"
 #include "train/tensor/torch_compat.h"
@@ -111,6 +116,8 @@ class ShardUnit : public std::enable_shared_from_this<ShardUnit> {
   /// Makes the unit's parameters whole until conceal(); with a node, they become the node's outputs. Calls nest. The
   /// first call gathers, unless the graph of `node` kept the whole parameters (`kept`). Collective.
   void expose(const NodePointer<GatheredBy>& node, bool kept = false);
+  /// The same without a gather: the whole parameters have memory, but undefined values.
+  void expose_undefined(const NodePointer<GatheredBy>& node);
   void conceal();
   bool exposed() const noexcept { return exposures_ > 0; }
   /// Keeps the whole parameters in memory for a graph, until let_go().
@@ -233,6 +240,11 @@ class ShardContext : public std::enable_shared_from_this<ShardContext> {
   bool in_backward() const noexcept { return running_; }
   std::uint64_t backwards() const noexcept { return backwards_; }  ///< backwards that have ended
   void note(const NodePointer<GatheredBy>& node);
+  /// Makes the backward under way throw this error at its next chance: its hooks for single nodes cannot throw.
+  void fail_backward(std::exception_ptr error) noexcept { failure_ = std::move(error); }
+  void require_success() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
   /// The backward under way averages gradients of this family.
   void reached(const std::shared_ptr<UnitFamily>& family) { reached_.insert(family); }
   /// `unit` has started an average, which must be finished before the next one.
@@ -269,6 +281,7 @@ class ShardContext : public std::enable_shared_from_this<ShardContext> {
   std::vector<WeakNodePointer<GatheredBy>> nodes_;
   std::set<std::shared_ptr<UnitFamily>> reached_;
   ShardUnit* reducing_ = nullptr;
+  std::exception_ptr failure_;  // of the backward under way
 };
 
 // ---- Nodes of autograd's graph --------------------------------------------------------------------------------------
@@ -282,8 +295,10 @@ class GatheredBy : public torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
 
   /// enter(): backward has reached the results. arguments_done(): the gradients of one group of arguments are computed.
-  /// leave(): backward no longer needs the unit.
+  /// leave(): backward no longer needs the unit. enter_early(): backward has reached a node of the forward, which is a
+  /// result's unless a tensor left the forward in another way.
   void enter();
+  void enter_early() noexcept;
   void arguments_done();
   void leave() noexcept;
   /// Keeps the whole parameters from forward to backward.
@@ -292,6 +307,7 @@ class GatheredBy : public torch::autograd::Node {
   std::shared_ptr<ShardUnit> unit;
   std::vector<std::size_t> trained;  ///< the parameters that are its outputs, in order
   int arguments = 0;                 ///< number of ArgumentsOf nodes
+  std::shared_ptr<ForwardCall> forward;
 
  private:
   void let_go() noexcept;
@@ -302,7 +318,8 @@ class GatheredBy : public torch::autograd::Node {
     reduced,  // the gradients of its parameters are being averaged, or accumulated
   } stage_ = Stage::outside;
   bool keeps_ = false;
-  std::uint64_t kept_since_ = 0;  // backwards() at the time of keep()
+  std::uint64_t kept_since_ = 0;             // backwards() at the time of keep()
+  std::optional<std::uint64_t> entered_in_;  // backwards() at the time of enter()
   int arguments_left_ = 0;
 };
 
