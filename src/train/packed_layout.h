@@ -53,7 +53,6 @@ class PackedLayout {
 
   void add(std::size_t elements) { tensors_.push_back({append(elements), elements}); }
 
-  std::size_t size() const noexcept { return tensors_.size(); }
   std::size_t offset(std::size_t i) const { return tensors_[i].offset; }
   std::size_t padded(std::size_t i) const;  ///< elements of tensor i, including the padding after it
   std::size_t total() const noexcept { return total_; }

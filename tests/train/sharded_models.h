@@ -19,6 +19,7 @@ using maniple::testing_models::numbers;
 using maniple::testing_models::training_device;
 using torch::Tensor;
 
+/// Values that depend on names alone.
 template <class Module>
 Module filled(Module module) {
   const torch::NoGradGuard no_grad;

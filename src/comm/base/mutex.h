@@ -37,9 +37,8 @@
 #define MANIPLE_THREAD_ANNOTATION(x)
 #endif
 
-/// On a member: access requires this mutex. PT: access to what the pointer points to requires it.
+/// On a member: access requires this mutex.
 #define MANIPLE_GUARDED_BY(mutex) MANIPLE_THREAD_ANNOTATION(guarded_by(mutex))
-#define MANIPLE_PT_GUARDED_BY(mutex) MANIPLE_THREAD_ANNOTATION(pt_guarded_by(mutex))
 /// On a function: its caller must hold the mutex (REQUIRES), or must not hold it (EXCLUDES).
 #define MANIPLE_REQUIRES(...) MANIPLE_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
 #define MANIPLE_EXCLUDES(...) MANIPLE_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))

@@ -8,6 +8,7 @@
 #include "harness/shared_folder.h"
 #include "train/fully_sharded/unit.h"
 #include "train/models.h"
+#include "train/sharded_models.h"
 #include <maniple/maniple.h>
 
 namespace maniple::harness::fully_sharded_test {
@@ -16,6 +17,10 @@ namespace {
 namespace nn = torch::nn;
 using maniple::testing_models::numbers;
 using maniple::testing_models::training_device;
+using sharded_models::batch;
+using sharded_models::filled;
+using sharded_models::loss_of;
+using sharded_models::Wrap;
 using torch::Tensor;
 
 /// Sizes that no number of ranks divides. `spare` is used only when asked for.
@@ -31,19 +36,7 @@ struct BlockImpl : nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// Values that depend on names alone.
-template <class Module>
-Module filled(Module module) {
-  const torch::NoGradGuard no_grad;
-  int seed = 1;
-  for (const auto& item : module->named_parameters())
-    item.value().copy_(numbers({item.value().numel()}, seed++).view(item.value().sizes()) * 0.5);
-  module->to(training_device());
-  return module;
-}
 Block block() { return filled(Block()); }
-
-using Wrap = std::function<void(nn::Sequential&)>;
 
 /// Blocks in a Sequential between layers of the root's own, one of which has fewer rows than there are ranks, and a
 /// scalar.
@@ -68,9 +61,6 @@ FullySharded<Net> sharded(const FullyShardOptions& options) {
   return fully_shard([&] { return Net([&](nn::Sequential& to) { to->push_back(fully_shard(block, options)); }); },
                      options);
 }
-
-Tensor batch(int step, int rank) { return numbers({6, 4}, 10 * step + rank).to(training_device()); }
-Tensor loss_of(const Tensor& y) { return (y - 0.3).pow(2).mean(); }
 
 void expect_close(const Tensor& a, const Tensor& b, const std::string& what, double tolerance = 1e-6) {
   ASSERT_EQ(a.defined(), b.defined()) << what;
