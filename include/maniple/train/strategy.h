@@ -5,7 +5,7 @@
 //   strategy         each rank holds                             ranks compute on
 //   DataParallel     parameters, gradients, optimizer state      different batches
 //   Zero1            parameters, gradients, a part of the state  different batches
-//   FullySharded     a part of all three                         different batches
+//   FullySharded     a part of all three                         different batches; the same along tensor_group
 //   TensorParallel   a part of each large layer                  the same batch; different ones along data_group
 //   Pipeline         some layers                                 the same batch; different ones along data_group
 //
@@ -13,7 +13,7 @@
 // same as when one process trains on all batches. Every strategy loads the checkpoints of every other strategy. A
 // process without a group trains alone, whatever the strategy.
 //
-// Groups. A null group means the default group. Strategies over two groups take both from a mesh:
+// Groups. A null group means the default group. Strategies over several groups take them from a mesh:
 //
 //   maniple::DeviceMesh mesh(world, {{"data", 4}, {"tensor", 2}});
 //   .strategy = maniple::strategy::TensorParallel{
@@ -63,7 +63,10 @@ struct FullySharded {
   /// Options for turning the model into a unit. `group` and `replicate_group` hold the ranks with different batches. If
   /// the model is already a unit, its own options apply instead.
   FullyShardOptions shard = {};
-  std::shared_ptr<ProcessGroup> world = nullptr;  ///< used with replicate_group: see above
+  /// The ranks that divide the model's tensor-parallel layers, which compute on the same batches; null: none. Each rank
+  /// then holds a part of its part of these layers. Parameters that this group replicates are copied from its rank 0.
+  std::shared_ptr<ProcessGroup> tensor_group = nullptr;
+  std::shared_ptr<ProcessGroup> world = nullptr;  ///< used with replicate_group or tensor_group: see above
 };
 
 /// A model with layers of tensor_parallel.h over `group`. Parameters that are replicated are copied from rank 0 of the

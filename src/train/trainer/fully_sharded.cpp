@@ -1,7 +1,10 @@
 // FullySharded: the whole model is one unit, and the program's loss function is the unit's forward.
+#include <algorithm>
+
 #include "comm/base/check.h"
 #include "train/fully_sharded/unit.h"
 #include "train/tensor/public_call.h"
+#include "train/tensor_layout.h"
 #include "train/trainer/strategy.h"
 #include <maniple/dist.h>
 
@@ -24,16 +27,52 @@ std::vector<detail::ShardUnit*> units_in(torch::nn::Module& module) {
   return units;
 }
 
+bool is_divided_over(const TensorLayout& layout, const ProcessGroup& group) {
+  return std::any_of(layout.divided_over.begin(), layout.divided_over.end(),
+                     [&](const auto& one) { return detail::same_ranks(*one, group); });
+}
+
+/// Throws InvalidArgument unless each parameter is whole, or divided by the strategy's groups alone.
+void require_divided_over(torch::nn::Module& module, const ProcessGroup* tensor_group) {
+  for (const auto& entry : module.named_parameters()) {
+    const TensorLayout layout = layout_of(entry.value());
+    MANIPLE_REQUIRE(layout.kind != LayoutKind::pipeline_stage,
+                    "Trainer: parameter {} is {}, and strategy FullySharded divides whole parameters; write .strategy "
+                    "= maniple::strategy::Pipeline{} and the undivided Sequential",
+                    entry.key(), layout.text(), "{}");
+    // fully_shard adds its group at the end.
+    const std::size_t layers = layout.divided_over.size() - (layout.kind == LayoutKind::fully_sharded ? 1 : 0);
+    for (std::size_t i = 0; i < layers; ++i) {
+      const ProcessGroup& group = *layout.divided_over[i];
+      if (group.size() == 1 || (tensor_group != nullptr && detail::same_ranks(group, *tensor_group))) continue;
+      throw InvalidArgument(format_text(
+          "Trainer: parameter {} is {}, and strategy FullySharded {}; set its tensor_group to the group of these "
+          "layers, or write .strategy = maniple::strategy::TensorParallel{}",
+          entry.key(), layout.text(),
+          tensor_group == nullptr
+              ? std::string("divides whole parameters")
+              : format_text("has tensor_group {} of {} ranks", tensor_group->name(), tensor_group->size()),
+          "{}"));
+    }
+  }
+}
+
 class FullyShardedStrategy final : public TrainerStrategy {
  public:
-  FullyShardedStrategy(Given given, std::shared_ptr<ProcessGroup> world, const FullyShardOptions& options)
+  FullyShardedStrategy(Given given, std::shared_ptr<ProcessGroup> world, const FullyShardOptions& options,
+                       std::shared_ptr<ProcessGroup> tensor_group)
       : TrainerStrategy(std::move(given), std::move(world)),
+        tensor_group_(std::move(tensor_group)),
         is_unit_(dynamic_cast<FullyShardedBase*>(given_.model.module.get()) != nullptr) {
     drop_gradients();
+    if (tensor_group_) trainer::broadcast_from_first(replicated_over_tensor_group(), tensor_group_);
     root_ = is_unit_ ? std::dynamic_pointer_cast<FullyShardedBase>(given_.model.module)
                      : std::make_shared<ShardedRoot>(given_.model.module, options);
   }
 
+  int data_ranks() const override { return ranks() / (tensor_group_ ? tensor_group_->size() : 1); }
+  bool reports() const override { return !tensor_group_ || tensor_group_->rank() == 0; }
+  ProcessGroup* same_batches() const override { return tensor_group_.get(); }
   bool divides_model() const override { return true; }
   ProcessGroup* forward_group() const override { return world().get(); }
   torch::nn::Module& module() override { return root_ ? *root_ : *given_.model.module; }
@@ -63,6 +102,14 @@ class FullyShardedStrategy final : public TrainerStrategy {
   }
 
  private:
+  /// Buffers, and the parameters (or this rank's rows of them) that all ranks of the group hold.
+  std::vector<torch::Tensor> replicated_over_tensor_group() const {
+    std::vector<torch::Tensor> tensors = given_.model.module->buffers();
+    for (const torch::Tensor& parameter : given_.model.module->parameters()) {
+      if (parameter.numel() > 0 && !is_divided_over(layout_of(parameter), *tensor_group_)) tensors.push_back(parameter);
+    }
+    return tensors;
+  }
   std::string first_nonfinite_parameter() {
     std::unordered_map<const c10::TensorImpl*, torch::Tensor> whole_gradients;
     for (const detail::ShardUnit* unit : units_in(*root_)) {
@@ -79,7 +126,8 @@ class FullyShardedStrategy final : public TrainerStrategy {
     trainer::broadcast_from_first(tensors, world());
   }
 
-  bool is_unit_;  ///< the module is a unit itself, so its own forward gathers
+  std::shared_ptr<ProcessGroup> tensor_group_;  ///< null: no tensor-parallel layers
+  bool is_unit_;                                ///< the module is a unit itself, so its own forward gathers
   std::shared_ptr<FullyShardedBase> root_;
 };
 
@@ -87,14 +135,9 @@ class FullyShardedStrategy final : public TrainerStrategy {
 
 std::unique_ptr<TrainerStrategy> trainer::make(const strategy::FullySharded& choice, TrainerStrategy::Given given) {
   torch::nn::Module& module = *given.model.module;
-  for (const auto& entry : module.named_parameters()) {
-    const TensorLayout layout = layout_of(entry.value());
-    MANIPLE_REQUIRE(
-        !layout.divided() || layout.kind == LayoutKind::fully_sharded,
-        "Trainer: parameter {} is {}, and strategy FullySharded divides whole parameters; write .strategy = "
-        "maniple::strategy::TensorParallel{}",
-        entry.key(), layout.text(), "{}");
-  }
+  if (choice.tensor_group) choice.tensor_group->require_member("Trainer: strategy FullySharded: tensor_group");
+  const auto tensor_group = choice.tensor_group && choice.tensor_group->size() > 1 ? choice.tensor_group : nullptr;
+  require_divided_over(module, tensor_group.get());
   FullyShardOptions options = choice.shard;
   const std::vector<detail::ShardUnit*> units = units_in(module);
   for (const detail::ShardUnit* unit : units) {
@@ -116,8 +159,14 @@ std::unique_ptr<TrainerStrategy> trainer::make(const strategy::FullySharded& cho
     // The root's backward begins right after its forward, so resharding in between would be wasted.
     if (!options.reshard_after_forward) options.reshard_after_forward = false;
   }
-  const auto world = world_of("FullySharded", choice.world, options.group, options.replicate_group);
-  return std::make_unique<FullyShardedStrategy>(std::move(given), world, options);
+  for (const auto& group : {options.group, options.replicate_group}) {
+    MANIPLE_REQUIRE(!tensor_group || !group || detail::shared_ranks(*group, *tensor_group) == 1,
+                    "Trainer: strategy FullySharded: group {} of {} ranks and tensor_group {} have several ranks in "
+                    "common; set shard.group and tensor_group to different dimensions of a mesh",
+                    group->name(), group->size(), tensor_group->name());
+  }
+  const auto world = world_of("FullySharded", choice.world, {options.group, options.replicate_group, tensor_group});
+  return std::make_unique<FullyShardedStrategy>(std::move(given), world, options, tensor_group);
 }
 
 }  // namespace maniple

@@ -150,7 +150,7 @@ std::unique_ptr<TrainerStrategy> trainer::make(const strategy::Pipeline& choice,
   if (!group) return std::make_unique<TrainerStrategy>(std::move(given), nullptr);
   group->require_member("Trainer: strategy Pipeline");
   const auto data_group = choice.data_group && choice.data_group->size() > 1 ? choice.data_group : nullptr;
-  const auto world = world_of("Pipeline", choice.world, group, data_group);
+  const auto world = world_of("Pipeline", choice.world, {group, data_group});
   std::vector<std::string> lines;
   for (const auto& tensors : {layers->named_parameters(), layers->named_buffers()}) {
     for (const auto& entry : tensors)

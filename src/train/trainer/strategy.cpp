@@ -117,21 +117,24 @@ std::shared_ptr<ProcessGroup> group_or_default(const std::shared_ptr<ProcessGrou
 }
 
 std::shared_ptr<ProcessGroup> world_of(const char* strategy, const std::shared_ptr<ProcessGroup>& world,
-                                       const std::shared_ptr<ProcessGroup>& group,
-                                       const std::shared_ptr<ProcessGroup>& other) {
-  const int expected = group->size() * (other ? other->size() : 1);
+                                       const std::vector<std::shared_ptr<ProcessGroup>>& groups) {
+  std::vector<int> sizes;
+  int expected = 1;
+  for (const auto& group : groups) {
+    if (group) expected *= sizes.emplace_back(group->size());
+  }
   if (world) {
     world->require_member("Trainer: world");
-    MANIPLE_REQUIRE(world->size() == expected, "Trainer: strategy {} has a world of {} ranks over groups of {} x {}",
-                    strategy, world->size(), group->size(), other ? other->size() : 1);
+    MANIPLE_REQUIRE(world->size() == expected, "Trainer: strategy {} has a world of {} ranks over groups of {}",
+                    strategy, world->size(), joined(sizes, " x "));
     return world;
   }
-  if (expected == group->size()) return group;
+  if (expected == groups.front()->size()) return groups.front();
   MANIPLE_REQUIRE(
       is_initialized() && get_default_group()->size() == expected,
-      "Trainer: strategy {} over groups of {} x {} ranks: set its `world` to the group of all {} (mesh.group(), if "
-      "both are dimensions of a mesh)",
-      strategy, group->size(), other->size(), expected);
+      "Trainer: strategy {} over groups of {} ranks: set its `world` to the group of all {} (mesh.group(), if "
+      "they are dimensions of a mesh)",
+      strategy, joined(sizes, " x "), expected);
   return get_default_group();
 }
 
@@ -178,26 +181,36 @@ void add_nonfinite_gradient(std::string& text, const std::string& name) {
 
 namespace {
 
-/// For each strategy, the group whose ranks have different batches; null: this rank trains alone.
-std::shared_ptr<ProcessGroup> dividing_data(const strategy::DataParallel& one) {
-  return trainer::group_or_default(one.ddp.group);
+/// How many ranks have different batches, and which of them this rank is.
+struct DataShare {
+  explicit DataShare(const std::shared_ptr<ProcessGroup>& group)
+      : ranks(group ? group->size() : 1), rank(group ? group->rank() : 0) {}
+  DataShare(int all, int own) : ranks(all), rank(own) {}
+  int ranks, rank;
+};
+
+DataShare share_of_data(const strategy::DataParallel& one) {
+  return DataShare(trainer::group_or_default(one.ddp.group));
 }
-std::shared_ptr<ProcessGroup> dividing_data(const strategy::Zero1& one) {
-  return trainer::group_or_default(one.ddp.group);
-}
-std::shared_ptr<ProcessGroup> dividing_data(const strategy::FullySharded& one) {
+DataShare share_of_data(const strategy::Zero1& one) { return DataShare(trainer::group_or_default(one.ddp.group)); }
+DataShare share_of_data(const strategy::FullySharded& one) {
   const auto group = trainer::group_or_default(one.shard.group);
-  return group ? trainer::world_of("FullySharded", one.world, group, one.shard.replicate_group) : nullptr;
+  const auto& replicas = one.shard.replicate_group;
+  if (!group || (!one.tensor_group && !replicas)) return DataShare(group);
+  const auto world = trainer::world_of("FullySharded", one.world, {group, replicas, one.tensor_group});
+  if (!one.tensor_group) return DataShare(world);
+  if (!replicas) return DataShare(group);
+  return {group->size() * replicas->size(), replicas->rank() * group->size() + group->rank()};
 }
-std::shared_ptr<ProcessGroup> dividing_data(const strategy::TensorParallel& one) { return one.data_group; }
-std::shared_ptr<ProcessGroup> dividing_data(const strategy::Pipeline& one) { return one.data_group; }
+DataShare share_of_data(const strategy::TensorParallel& one) { return DataShare(one.data_group); }
+DataShare share_of_data(const strategy::Pipeline& one) { return DataShare(one.data_group); }
 
 }  // namespace
 
 SamplerOptions divide_data(const Strategy& strategy, SamplerOptions options) {
-  const auto group = std::visit([](const auto& one) { return dividing_data(one); }, strategy);
-  options.num_replicas = group ? group->size() : 1;
-  options.rank = group ? group->rank() : 0;
+  const DataShare share = std::visit([](const auto& one) { return share_of_data(one); }, strategy);
+  options.num_replicas = share.ranks;
+  options.rank = share.rank;
   return options;
 }
 

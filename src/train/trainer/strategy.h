@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <torch/torch.h>
 
@@ -89,11 +90,11 @@ std::unique_ptr<TrainerStrategy> make(const strategy::Pipeline& choice, TrainerS
 
 /// `given`, or the default group if `given` is null; null if there is neither.
 std::shared_ptr<ProcessGroup> group_or_default(const std::shared_ptr<ProcessGroup>& given);
-/// All ranks of a strategy over two groups, of which `other` may be null: `world` if it is given, else `group` if it
-/// covers all of them, else the default group. Throws InvalidArgument if none of them has the right size.
+/// All ranks of a strategy over several groups, all but the first of which may be null: `world` if it is given, else
+/// the first group if the others have one rank, else the default group. Throws InvalidArgument if none of them has the
+/// right size.
 std::shared_ptr<ProcessGroup> world_of(const char* strategy, const std::shared_ptr<ProcessGroup>& world,
-                                       const std::shared_ptr<ProcessGroup>& group,
-                                       const std::shared_ptr<ProcessGroup>& other);
+                                       const std::vector<std::shared_ptr<ProcessGroup>>& groups);
 /// Throws InvalidArgument if the optimizer has made steps or already divides its state.
 void require_fresh(const char* strategy, torch::optim::Optimizer& optimizer);
 /// Throws InvalidArgument, naming the strategy that fits, if ranks divide a parameter of the model.

@@ -60,7 +60,7 @@ std::unique_ptr<TrainerStrategy> trainer::make(const strategy::TensorParallel& c
   }
   const bool averages = choice.data_group && choice.data_group->size() > 1;
   const auto data_group = averages ? choice.data_group : nullptr;
-  const auto world = world_of("TensorParallel", choice.world, group, data_group);
+  const auto world = world_of("TensorParallel", choice.world, {group, data_group});
   return std::make_unique<TensorParallelStrategy>(std::move(given), world, group, data_group, choice.ddp);
 }
 

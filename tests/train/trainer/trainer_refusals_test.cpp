@@ -73,7 +73,7 @@ TEST(TrainerRefusals, AModelThatTheStrategyDoesNotFit) {
     expect_in(refusal(fully, tensor), {"parameter fc1.weight", "TensorParallel"});
     const auto divided = divided_layers(r.world);
     expect_in(refusal(divided, data), {"parameter 0.weight", ".strategy = maniple::strategy::TensorParallel{}"});
-    expect_in(refusal(divided, sharded), {"parameter 0.weight", "TensorParallel{}"});
+    expect_in(refusal(divided, sharded), {"parameter 0.weight", "set its tensor_group", "TensorParallel{}"});
     expect_in(refusal(divided, stages), {"parameter 0.weight", "TensorParallel{}"});
     expect_in(refusal(layers(), tensor), {"no tensor-parallel layer", "DataParallel{}"});
     expect_in(refusal(Net(), stages), {"torch::nn::Sequential", "NetImpl"});
@@ -95,6 +95,29 @@ TEST(TrainerRefusals, OptionsThatContradictEachOther) {
     expect_in(refusal(layers(), strategy::Pipeline{.stages_per_rank = 2, .group = model}), {"interleaved"});
     expect_in(refusal(divided_layers(model), strategy::TensorParallel{.group = model, .ddp = {.group = data}}),
               {"set data_group instead"});
+  });
+}
+
+TEST(TrainerRefusals, GroupsThatDoNotDivideTheModelInTwoWays) {
+  run_ranks({.n = 4}, [](Rank& r) {
+    const DeviceMesh mesh(r.world, {{"shard", 2}, {"tensor", 2}});
+    const auto shard = mesh["shard"], tensor = mesh["tensor"];
+    const auto with = [&](const auto& group, const auto& tensor_group, const auto& world) {
+      return strategy::FullySharded{.shard = {.group = group}, .tensor_group = tensor_group, .world = world};
+    };
+    const std::shared_ptr<ProcessGroup> none;
+    expect_in(refusal(divided_layers(tensor), with(tensor, shard, r.world)),
+              {"parameter 0.weight", "has tensor_group", "of these layers"});
+    expect_in(refusal(divided_layers(tensor), with(r.world, tensor, r.world)),
+              {"several ranks in common", "different dimensions of a mesh"});
+    expect_in(refusal(divided_layers(tensor), with(shard, tensor, none)), {"2 x 2 ranks", "`world`", "mesh.group()"});
+    expect_in(refusal(fully_shard(divided_layers(tensor), {.group = shard}), with(shard, none, r.world)),
+              {"parameter 0.weight", "set its tensor_group"});
+    const auto data = divide_data(with(shard, tensor, mesh.group()));
+    EXPECT_EQ(data.num_replicas, 2);
+    EXPECT_EQ(data.rank, mesh.coordinate("shard"));
+    const auto halves = r.world->split(r.rank % 2);  // not a mesh: ranks 0 and 2, 1 and 3
+    EXPECT_EQ(divide_data(with(tensor, halves, r.world)).rank, tensor->rank());
   });
 }
 
@@ -235,6 +258,35 @@ TEST(TrainerFullySharded, UnitsInsideTheModelAndModelsThatAreUnits) {
       }
     }
   });
+}
+
+TEST(TrainerFullySharded, ReplicatedParametersBecomeThoseOfTheFirstRankOfTheTensorGroup) {
+  for (const bool unit : {false, true}) {
+    run_ranks({.n = 4}, [&](Rank& r) {
+      const DeviceMesh mesh(r.world, {{"shard", 2}, {"tensor", 2}});
+      auto net = divided_layers(mesh["tensor"]);
+      const torch::Tensor bias = net[2]->as<nn::RowParallelLinear>()->bias;
+      {
+        const torch::NoGradGuard no_grad;
+        bias.fill_(r.rank);
+      }
+      const FullyShardOptions shard{.group = mesh["shard"]};
+      const auto train = [&](const auto& model) {
+        torch::optim::SGD optimizer(model->parameters(), 0.1);
+        Trainer trainer(model, optimizer,
+                        options_with(strategy::FullySharded{
+                            .shard = shard, .tensor_group = mesh["tensor"], .world = mesh.group()}));
+        const NamedTensors wholes = full_parameters(trainer.module());
+        EXPECT_EQ(wholes[3].first, "2.bias");
+        EXPECT_TRUE(wholes[3].second.equal(torch::zeros({4}))) << wholes[3].second;
+      };
+      if (unit) {
+        train(fully_shard(net, shard));
+      } else {
+        train(net);
+      }
+    });
+  }
 }
 
 // ---- Every strategy ------------------------------------------------------------------------------------------------

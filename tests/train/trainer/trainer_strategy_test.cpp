@@ -57,6 +57,18 @@ Place hybrid_sharded(Rank& r) {
       strategy::FullySharded{.shard = {.group = mesh["shard"], .replicate_group = mesh["replica"]}, .world = r.world},
       r.rank, r.size, nullptr, r.world};
 }
+Place sharded_and_tensor(Rank& r) {
+  const DeviceMesh mesh(r.world, {{"shard", r.size / 2}, {"tensor", 2}});
+  return {strategy::FullySharded{.shard = {.group = mesh["shard"]}, .tensor_group = mesh["tensor"], .world = r.world},
+          mesh.coordinate("shard"), r.size / 2, mesh["tensor"], r.world};
+}
+Place hybrid_sharded_and_tensor(Rank& r) {
+  const DeviceMesh mesh(r.world, {{"replica", 2}, {"shard", 2}, {"tensor", 2}});
+  return {strategy::FullySharded{.shard = {.group = mesh["shard"], .replicate_group = mesh["replica"]},
+                                 .tensor_group = mesh["tensor"],
+                                 .world = r.world},
+          2 * mesh.coordinate("replica") + mesh.coordinate("shard"), 4, mesh["tensor"], r.world};
+}
 Place tensor_and_data(Rank& r) {
   const DeviceMesh mesh(r.world, {{"data", 2}, {"tensor", 2}});
   return {strategy::TensorParallel{.group = mesh["tensor"], .data_group = mesh["data"], .world = r.world},
@@ -85,11 +97,14 @@ const std::vector<Layout>& layouts() {
       {"tensor", 3, tensor_parallel},
       {"pipeline", 2, pipeline},
       {"pipeline", 3, pipeline},
+      {"fully sharded x tensor", 4, sharded_and_tensor},
   };
   return all;
 }
 const std::vector<Layout>& meshes() {
   static const std::vector<Layout> all = {{"hybrid sharded", 4, hybrid_sharded},
+                                          {"fully sharded x tensor", 6, sharded_and_tensor},
+                                          {"hybrid sharded x tensor", 8, hybrid_sharded_and_tensor},
                                           {"tensor x data", 4, tensor_and_data},
                                           {"pipeline x data", 4, pipeline_and_data},
                                           {"interleaved pipeline", 2, interleaved}};
@@ -354,8 +369,10 @@ void go_on_in_turn(const std::vector<Layout>& chain) {
 
 TEST(TrainerStrategy, EveryLayoutLoadsTheCheckpointsOfEveryOther) {
   const Layout data{"data", 2, data_parallel}, zero{"zero1", 3, zero1}, sharded{"fully sharded", 2, fully_sharded},
-      tensor{"tensor", 3, tensor_parallel}, stages{"pipeline", 2, pipeline};
+      tensor{"tensor", 3, tensor_parallel}, stages{"pipeline", 2, pipeline},
+      both{"fully sharded x tensor", 4, sharded_and_tensor};
   go_on_in_turn({data, zero, sharded, tensor, stages, data});
+  go_on_in_turn({both, tensor, both, zero, both, data});
   go_on_in_turn({stages, tensor, sharded, zero, data, sharded, stages, zero, tensor, data, tensor, zero, stages,
                  sharded, data, stages});
 }
