@@ -288,12 +288,23 @@ void expect_close(const Curve& a, const Curve& b, double tolerance) {
     EXPECT_LE((a.weights.at(name) - weight).abs().max().item<double>(), tolerance) << name;
 }
 
+/// The largest distance by which training moved a weight. Tolerances must be small compared with it.
+double moved(const Curve& trained, const Job& job) {
+  torch::nn::Sequential begin = make_net(job, nullptr);
+  fill(begin, job, 1);
+  double most = 0;
+  for (const auto& item : begin->named_parameters())
+    most = std::max(most, (trained.weights.at(item.key()) - item.value().detach()).abs().max().item<double>());
+  return most;
+}
+
 /// Trains with the layout, and compares with one process.
 void compare(const Layout& layout, const Job& job) {
   SCOPED_TRACE(format_text("{} over {} ranks, {}", layout.name, layout.ranks, job.name));
   const TemporaryDirectory folders;
   Curve alone = train({}, job, folders.path() + "/alone");
   alone.weights = saved_weights(job, folders.path() + "/alone");
+  EXPECT_GT(moved(alone, job), 5 * job.tolerance);
   run_ranks({.n = layout.ranks}, [&](Rank& r) {
     const Place setup = layout.setup(r);
     const std::string folder = folders.path() + "/ranks";
@@ -321,7 +332,7 @@ std::vector<Job> jobs() {
        .change =
            [](TrainerOptions& options) { options.autocast = [] { return std::make_shared<Autocast>(torch::kCPU); }; },
        .dtype = torch::kFloat32,
-       .tolerance = 2e-2},
+       .tolerance = 5e-2},  // bfloat16: 0.018 with LibTorch 1.13, 0.022 with 2.11
       {.name = "frozen parameters", .frozen = true},
       {.name = "tied weights", .change = [](TrainerOptions& options) { options.max_grad_norm = 0.05; }, .tied = true},
       {.name = "results kept alive", .keeps_results = true},
