@@ -32,7 +32,7 @@
 #include <maniple/train/prefetch.h>
 #include <maniple/train/progress.h>
 #include <maniple/train/sampler.h>
-#include <maniple/train/shard.h>
+#include <maniple/train/shard_of.h>
 #include <maniple/train/sharded_checkpoint.h>
 #include <maniple/train/sharded_optimizer.h>
 #include <maniple/train/stop.h>

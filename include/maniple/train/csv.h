@@ -7,8 +7,8 @@
 //   maniple::DataLoader loader(table, {.batch_size = 32, .workers = 2});
 //
 // A sample's data is a float tensor with one number per column. Its target is the label, a zero-dimensional int64 (with
-// real_label, a float), or 0 without a label. shards.h describes the CSV syntax and the options. A field that is not a
-// number throws InvalidArgument when its record is fetched: "iris.csv:17:4: "abc" in column "width"; expected a
+// real_label, a float), or 0 without a label. shard_reader.h describes the CSV syntax and the options. A field that is
+// not a number throws InvalidArgument when its record is fetched: "iris.csv:17:4: "abc" in column "width"; expected a
 // number".
 //
 // CsvDataset reads each file once to index its records, and keeps 8 bytes per record. Fetching a sample is one read of

@@ -55,7 +55,7 @@
 #include <torch/types.h>
 
 #include <maniple/export.h>
-#include <maniple/train/shard.h>
+#include <maniple/train/shard_of.h>
 
 namespace MANIPLE_API maniple {
 

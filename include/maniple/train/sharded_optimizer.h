@@ -59,7 +59,7 @@
 #include <maniple/comm/process_group.h>
 #include <maniple/export.h>
 #include <maniple/train/optim.h>
-#include <maniple/train/shard.h>
+#include <maniple/train/shard_of.h>
 
 namespace MANIPLE_API maniple {
 

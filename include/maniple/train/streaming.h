@@ -17,7 +17,8 @@
 // and replaced by the next one read. The draws depend on seed, epoch and rank alone.
 //
 // End of an epoch. Ranks may have different numbers of samples. For training, either
-// - set `samples_per_shard` (count it once with count_samples() of shards.h) and `equal`: all ranks then stop together,
+// - set `samples_per_shard` (count it once with count_samples() of shard_reader.h) and `equal`: all ranks then stop
+// together,
 //   after the number of samples of the rank with the fewest, without communication;
 // - or train inside with_uneven_inputs (uneven_inputs.h): every sample is used, and ranks that have run out wait for
 //   the others.
@@ -29,7 +30,7 @@
 // refilled with its exact previous contents. The same samples follow in the same order. The number of ranks must not
 // change within an epoch.
 //
-// Errors: the errors of shards.h, thrown by the loop, with the sample's name.
+// Errors: the errors of shard_reader.h, thrown by the loop, with the sample's name.
 #pragma once
 
 #include <concepts>
@@ -45,7 +46,7 @@
 #include <maniple/comm/process_group.h>
 #include <maniple/export.h>
 #include <maniple/train/sample_random.h>
-#include <maniple/train/shards.h>
+#include <maniple/train/shard_reader.h>
 
 namespace MANIPLE_API maniple {
 
@@ -126,7 +127,7 @@ struct Decoded<Decode> {
 };
 }  // namespace detail
 
-/// The samples of tars in WebDataset's convention; see shards.h.
+/// The samples of tars in WebDataset's convention; see shard_reader.h.
 template <class Decode>
 ShardStream<typename detail::Decoded<Decode>::Type> tar_stream(std::vector<std::string> paths, Decode decode,
                                                                StreamOptions options = {}) {

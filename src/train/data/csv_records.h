@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "train/data/readable_bytes.h"
-#include <maniple/train/shards.h>
+#include <maniple/train/shard_reader.h>
 
 namespace maniple {
 

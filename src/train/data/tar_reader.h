@@ -6,7 +6,7 @@
 #include <string>
 
 #include "train/data/readable_bytes.h"
-#include <maniple/train/shards.h>
+#include <maniple/train/shard_reader.h>
 
 namespace maniple {
 
@@ -43,7 +43,7 @@ class TarReader {
   bool ended_ = false;
 };
 
-/// The samples of a tar; see shards.h.
+/// The samples of a tar; see shard_reader.h.
 std::unique_ptr<ShardReader> tar_samples(std::unique_ptr<ReadableBytes> bytes, const std::string& path);
 
 }  // namespace maniple
