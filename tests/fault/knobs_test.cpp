@@ -90,7 +90,7 @@ TEST(KnobFault, EveryKindIsRefusedBeforeAnyoneMeets) {
       {"MANIPLE_STAGE_KIB", "8"},     {"MANIPLE_SPIN_US", "-0.5"},          {"MANIPLE_CHECKS", " 1"},
       {"MANIPLE_RECORDER", "-1"},     {"MANIPLE_UNEXPECTED_MIB", "0"},      {"MANIPLE_MKLDNN", "perhaps"},
       {"MANIPLE_MPI", "intel"},       {"MANIPLE_MPI_PIECE", "1e6"},         {"MANIPLE_ALGORITHM", "magic"},
-      {"MANIPLE_INTERFACE", "nope9"}, {"MANIPLE_TCP_CONGESTION", "pigeon"},
+      {"MANIPLE_INTERFACE", "nope9"}, {"MANIPLE_TCP_CONGESTION", "pigeon"}, {"MANIPLE_TCP_BUFFER_KIB", "63"},
   };
   for (const auto& [name, value] : kWrong) {
     const Set set(name, value);
@@ -129,6 +129,25 @@ TEST(KnobFault, EmptyOnesAndGoodOnesAreAccepted) {
   options.rank = 0;
   options.world_size = 1;
   EXPECT_EQ(maniple::init(make_memory_store(), options)->size(), 1);
+}
+
+TEST(KnobFault, TheReasonForALimitIsGiven) {
+  const Set buffer("MANIPLE_TCP_BUFFER_KIB", "16");
+  expect_refused({"expected 0 or a whole number from 64 to 1048576: a buffer smaller than a packet stalls TCP"});
+}
+
+// With 4 or 8 KiB, TCP waits for a timer of 0.2 s after each window, because the window is smaller than a packet.
+TEST(KnobFault, TheSmallestBufferCarriesLargeTransfers) {
+  run_ranks({.n = 2,
+             .as = As::processes,
+             .transport = TransportKind::tcp,
+             .env = {{"MANIPLE_TCP_BUFFER_KIB", "64"}, {"MANIPLE_TCP_STREAMS", "1"}}},
+            [](Rank& r) {
+              std::vector<std::int32_t> values(16 << 20, r.rank + 1);
+              r.world->all_reduce(buffer_of(values));
+              EXPECT_EQ(values.front(), 3);
+              EXPECT_EQ(values.back(), 3);
+            });
 }
 
 // Rank 1 of three has a wrong knob; the others learn that rank 1 did not come.

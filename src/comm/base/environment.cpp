@@ -20,9 +20,10 @@ constexpr Permitted flag() { return {.kind = Kind::flag, .low = 0, .high = 1}; }
 constexpr Permitted whole(std::int64_t low, std::int64_t high) {
   return {.kind = Kind::whole, .low = static_cast<double>(low), .high = static_cast<double>(high)};
 }
-constexpr Permitted whole_or(std::int64_t besides, std::int64_t low, std::int64_t high) {
+constexpr Permitted whole_or(std::int64_t besides, std::int64_t low, std::int64_t high, const char* reason = "") {
   Permitted permitted = whole(low, high);
   permitted.besides = static_cast<double>(besides);
+  permitted.what = reason;
   return permitted;
 }
 constexpr Permitted number(double low, double high) { return {.kind = Kind::number, .low = low, .high = high}; }
@@ -52,7 +53,8 @@ constexpr KnobInfo kKnobs[] = {
     {Knob::heartbeat_s, "MANIPLE_HEARTBEAT", "2.5", number(0, 1000000),
      "seconds of silence after which a rank counts as lost; 0: never", Scope::world},
     {Knob::tcp_streams, "MANIPLE_TCP_STREAMS", "2", whole(1, 16), "connections between two ranks"},
-    {Knob::tcp_buffer_kib, "MANIPLE_TCP_BUFFER_KIB", "0", whole(0, 1048576),
+    {Knob::tcp_buffer_kib, "MANIPLE_TCP_BUFFER_KIB", "0",
+     whole_or(0, 64, 1048576, "a buffer smaller than a packet stalls TCP and loopback sends packets of 64 KiB"),
      "socket buffer size; 0: the kernel's own tuning"},
     {Knob::tcp_congestion, "MANIPLE_TCP_CONGESTION", "", text("a name"),
      "congestion control, such as cubic; default: the system's, but not bbr where a packet is back within 1 ms"},
@@ -106,9 +108,11 @@ std::string wrong(const KnobInfo& entry, std::string_view value) {
   const std::string besides = permitted.besides ? fmt::format("{:.0f} or ", *permitted.besides) : "";
   switch (permitted.kind) {
     case Kind::flag: return fmt::format("{} is \"{}\"; expected 0 or 1", entry.name, shown(value));
-    case Kind::whole:
-      return fmt::format("{} is \"{}\"; expected {}a whole number from {:.0f} to {:.0f}", entry.name, shown(value),
-                         besides, permitted.low, permitted.high);
+    case Kind::whole: {
+      const std::string reason = *permitted.what == '\0' ? "" : fmt::format(": {}", permitted.what);
+      return fmt::format("{} is \"{}\"; expected {}a whole number from {:.0f} to {:.0f}{}", entry.name, shown(value),
+                         besides, permitted.low, permitted.high, reason);
+    }
     case Kind::number:
       return fmt::format("{} is \"{}\"; expected {}a number from {:.0f} to {:.0f}", entry.name, shown(value), besides,
                          permitted.low, permitted.high);

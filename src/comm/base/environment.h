@@ -57,7 +57,7 @@ struct Permitted {
   double high = 0;
   std::optional<double> besides = {};          ///< an accepted value outside low..high with a special meaning
   std::array<std::string_view, 5> words = {};  ///< of a word; unused entries are empty
-  const char* what = "";                       ///< of a text: "a folder"
+  const char* what = "";                       ///< of a text: "a folder"; of a number: the reason for its limits
   std::size_t most_bytes = 0;                  ///< of a text; 0: no limit
 };
 
