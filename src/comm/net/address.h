@@ -55,14 +55,16 @@ class Address {
 /// holder's pid, if this user may see it.
 UniqueFd listen_on(const Address& address);
 
-/// A connected socket, close-on-exec and non-blocking, with TCP_NODELAY. With `retry`, retries refused connections
-/// until the deadline, because the server may not be up yet. Throws Timeout or SystemError with the address and the
-/// reason, and Aborted as soon as `cancel` (a descriptor; -1: none) is readable.
+/// A connected socket, close-on-exec and non-blocking, with TCP_NODELAY. With `retry`, retries until the deadline while
+/// the connection is refused, the network may recover, or this host lacks something. Throws Timeout or SystemError with
+/// the address and the reason, and Aborted as soon as `cancel` (a descriptor; -1: none) is readable.
 UniqueFd connect_to(const Address& address, Deadline deadline, bool retry = false, int cancel = -1);
 
-/// Whether a connect that failed with this errno may succeed later: no route, no reply, or an overloaded listener.
-/// False for a refused connection.
+/// Whether a connect to an IP address that failed with this errno may succeed later: no route (or one that discards),
+/// no reply, a router or firewall that rejects, or an overloaded listener. False for a refused connection.
 bool network_may_recover(int code) noexcept;
+/// Whether this host lacks descriptors, memory, local ports or an address to connect from: the peer is not to blame.
+bool is_local_shortage(int code) noexcept;
 
 /// Sets keep-alive and user timeout, so that a vanished host is noticed within about `seconds`. Use it only if the peer
 /// always reads: a peer that reads nothing for that long counts as vanished, too.

@@ -51,13 +51,62 @@ bool connected_to_itself(int fd) {
   return !local.is_unix() && local.port() == peer.port() && local.host() == peer.host();
 }
 
-bool may_pass(int code) { return code == ECONNREFUSED || network_may_recover(code); }
+/// The kernel refuses these without a look at the routes: "fe80::1" lacks "%eth0".
+bool lacks_interface(const Address& address) {
+  if (address.family() != AF_INET6) return false;
+  const auto* v6 = reinterpret_cast<const sockaddr_in6*>(address.get());
+  return IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr) && v6->sin6_scope_id == 0;
+}
+
+bool may_pass(const Address& address, int code) {
+  if (code == ECONNREFUSED) return true;
+  if (address.is_unix() || lacks_interface(address)) return false;
+  return network_may_recover(code) || is_local_shortage(code);
+}
+
+std::string connect_error_text(const Address& address, int code) {
+  std::string hint;
+  if (lacks_interface(address)) {
+    hint = "; a link-local address needs its interface, as in fe80::1%eth0";
+  } else if (address.is_unix()) {
+    // the system's text suffices
+  } else if (code == EINVAL) {
+    hint = "; a blackhole route leads there: see `ip route get`";
+  } else if (code == EACCES) {
+    hint = "; a prohibit route leads there, or a firewall rejects it: see `ip route get`";
+  } else if (code == EADDRNOTAVAIL) {
+    hint = "; this host has no free local port, or no address of its own to connect from";
+  }
+  return errno_text(code) + hint;
+}
 
 }  // namespace
 
 bool network_may_recover(int code) noexcept {
-  return code == ECONNRESET || code == ECONNABORTED || code == ETIMEDOUT || code == EHOSTUNREACH ||
-         code == ENETUNREACH || code == ENETDOWN || code == EHOSTDOWN;
+  switch (code) {
+    case ECONNRESET:
+    case ECONNABORTED:
+    case ETIMEDOUT:
+    // What routes, interfaces and ICMP messages say. Linux returns EINVAL for a blackhole route, EACCES for a prohibit
+    // route and for a firewall's rejection over IPv6, EAGAIN for a throw route over IPv6.
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+    case ENETDOWN:
+    case ENETRESET:
+    case EHOSTDOWN:
+    case ENONET:
+    case EINVAL:
+    case EACCES:
+    case EAGAIN:
+    case ENOPROTOOPT:
+    case EPROTO:
+    case EOPNOTSUPP: return true;
+    default: return false;
+  }
+}
+
+bool is_local_shortage(int code) noexcept {
+  return code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOBUFS || code == EADDRNOTAVAIL;
 }
 
 UniqueFd open_stream_socket(int family, const std::string& purpose) {
@@ -80,17 +129,20 @@ UniqueFd connect_to(const Address& address, Deadline deadline, bool retry, int c
     }
     if (result == ECANCELED) throw Aborted(fmt::format("{}: given up after {:.1f} s", purpose, seconds()));
     if (result == ETIME) {
-      throw Timeout(fmt::format("{}: no answer within {:.1f} s{}", purpose, seconds(),
-                                code == 0 ? std::string() : fmt::format("; before that: {}", errno_text(code))),
-                    {}, seconds());
+      throw Timeout(
+          fmt::format("{}: no answer within {:.1f} s{}", purpose, seconds(),
+                      code == 0 ? std::string() : fmt::format("; before that: {}", connect_error_text(address, code))),
+          {}, seconds());
     }
     code = result == 0 ? ECONNREFUSED : result;
     // A Unix listener with a full backlog returns EAGAIN, which means wait, not refused.
-    if (code != EAGAIN && !(retry && may_pass(code))) throw_system_error(purpose, code);
+    if (code != EAGAIN && !(retry && may_pass(address, code)))
+      throw SystemError(fmt::format("{}: {}", purpose, connect_error_text(address, code)), code);
     fd.reset();
     if (deadline.remaining() <= pause) {
-      throw Timeout(fmt::format("{}: not reachable within {:.1f} s: {}", purpose, seconds(), errno_text(code)), {},
-                    seconds());
+      throw Timeout(
+          fmt::format("{}: not reachable within {:.1f} s: {}", purpose, seconds(), connect_error_text(address, code)),
+          {}, seconds());
     }
     std::this_thread::sleep_for(pause);  // sleep: until the next try; there is no event for a port that opens
     pause = std::min(pause * 2, milliseconds(100));
@@ -158,8 +210,10 @@ Address route_to(const Address& peer) {
   const UniqueFd fd = new_descriptor(fmt::format("route to {}", peer.host()),
                                      [&] { return ::socket(peer.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0); });
   const Address target = peer.with_port(kDiscardPort);
-  if (::connect(fd.get(), target.get(), target.length()) != 0)
-    throw_system_error(fmt::format("route to {}", peer.host()));
+  if (::connect(fd.get(), target.get(), target.length()) != 0) {
+    const int code = errno;
+    throw SystemError(fmt::format("route to {}: {}", peer.host(), connect_error_text(peer, code)), code);
+  }
   return Address::of_socket(fd.get()).with_port(0);
 }
 

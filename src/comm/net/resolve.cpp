@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -58,11 +59,10 @@ std::vector<Address> with_ports(std::vector<Address> addresses, std::uint16_t po
   return addresses;
 }
 
-/// False when the deadline has passed; throws Aborted when `cancel` is readable.
-bool wait_for_answer(const Lookup& lookup, const std::string& host, Deadline deadline, int cancel) {
+/// Waits until `fd` is readable. False: the deadline has passed; throws Aborted when `cancel` is readable.
+bool wait_readable(int fd, int cancel, const std::string& host, Deadline deadline) {
   for (;;) {
-    pollfd waiting[2] = {{.fd = lookup.finished.get(), .events = POLLIN, .revents = 0},
-                         {.fd = cancel, .events = POLLIN, .revents = 0}};
+    pollfd waiting[2] = {{.fd = fd, .events = POLLIN, .revents = 0}, {.fd = cancel, .events = POLLIN, .revents = 0}};
     const int ready = ::poll(waiting, 2, deadline.poll_ms());
     if (ready < 0 && errno != EINTR) throw_system_error("poll");
     if (ready > 0 && waiting[0].revents != 0) return true;
@@ -71,13 +71,8 @@ bool wait_for_answer(const Lookup& lookup, const std::string& host, Deadline dea
   }
 }
 
-}  // namespace
-
-std::vector<Address> Address::resolve(const std::string& host, std::uint16_t port, Deadline deadline, int cancel) {
-  MANIPLE_REQUIRE(!host.empty(), "an empty host name cannot be resolved");
-  if (Answer literal = ask(host, AI_NUMERICHOST); literal.status == 0) return with_ports(literal.addresses, port);
-
-  const auto start = Deadline::Clock::now();
+/// One question to the resolver; nullopt: no answer before the deadline.
+std::optional<Answer> look_up(const std::string& host, Deadline deadline, int cancel) {
   auto lookup = std::make_shared<Lookup>();
   start_thread("resolving a name", [lookup, host] {
     Answer answer = ask(host, 0);
@@ -87,17 +82,43 @@ std::vector<Address> Address::resolve(const std::string& host, std::uint16_t por
     const ssize_t rung = ::write(lookup->finished.get(), &one, sizeof one);
     (void)rung;  // the first write to an eventfd cannot fail
   }).detach();
+  if (!wait_readable(lookup->finished.get(), cancel, host, deadline)) return std::nullopt;
+  const MutexLock lock(lookup->mutex);
+  return lookup->answer;
+}
 
-  const bool in_time = wait_for_answer(*lookup, host, deadline, cancel);
+/// Whether a later question may get another answer: the name servers did not reply, or this host lacks something.
+bool may_pass(const Answer& answer) {
+  if (answer.status == EAI_SYSTEM) return network_may_recover(answer.code) || is_local_shortage(answer.code);
+  return answer.status == EAI_AGAIN || answer.status == EAI_MEMORY;
+}
+
+}  // namespace
+
+std::vector<Address> Address::resolve(const std::string& host, std::uint16_t port, Deadline deadline, int cancel) {
+  MANIPLE_REQUIRE(!host.empty(), "an empty host name cannot be resolved");
+  if (Answer literal = ask(host, AI_NUMERICHOST); literal.status == 0) return with_ports(literal.addresses, port);
+
+  // Long enough for a network or a name server that has just been started, short enough for a wrong name on a host
+  // without a name server, which gets the same answer.
+  constexpr std::chrono::seconds kRepeatLimit{30};
+  const Deadline repeat_until = Deadline::sooner(deadline, Deadline::after(kRepeatLimit));
+  const auto start = Deadline::Clock::now();
+  std::chrono::milliseconds pause{50};
+  std::optional<Answer> found = look_up(host, deadline, cancel);
+  while (found && may_pass(*found) && repeat_until.remaining() > pause) {
+    wait_readable(-1, cancel, host, Deadline::after(pause));
+    pause = std::min(pause * 2, std::chrono::milliseconds(1000));
+    if (auto next = look_up(host, repeat_until, cancel)) found = std::move(next);
+  }
   const double waited = std::chrono::duration<double>(Deadline::Clock::now() - start).count();
-  if (!in_time) {
+  if (!found) {
     throw Timeout(fmt::format("resolving host \"{}\": no answer from the resolver within {:.1f} s; check the name and "
                               "/etc/resolv.conf, or give the address in numbers",
                               host, waited),
                   {}, waited);
   }
-  const MutexLock lock(lookup->mutex);
-  const Answer& answer = *lookup->answer;
+  const Answer& answer = *found;
   if (answer.status != 0 || answer.addresses.empty()) {
     std::string reason = answer.status == 0            ? "it has no IPv4 or IPv6 address"
                          : answer.status == EAI_SYSTEM ? errno_text(answer.code)

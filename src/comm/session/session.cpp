@@ -279,10 +279,12 @@ SecureConnection Session::dial(int global_rank, const std::string& topic, Deadli
     } catch (const SystemError& error) {
       abort.check();
       const int code = error.code();
-      // A local shortage, not the peer's fault.
-      if (code == EMFILE || code == ENFILE || code == ENOMEM || code == ENOBUFS) throw;
-      const LossKind loss = code == ECONNREFUSED ? LossKind::left_or_ended : LossKind::failed;
-      if (!network_may_recover(code) || limit.remaining() <= pause) throw PeerLost(text(error), global_rank, loss);
+      const bool last = limit.remaining() <= pause;
+      if (is_local_shortage(code)) {
+        if (code != EADDRNOTAVAIL || last) throw;  // local ports become free again
+      } else if (!network_may_recover(code) || last) {
+        throw PeerLost(text(error), global_rank, code == ECONNREFUSED ? LossKind::left_or_ended : LossKind::failed);
+      }
     }
     pollfd wake{abort.fd(), POLLIN, 0};
     ::poll(&wake, 1, static_cast<int>(pause.count()));
