@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <sstream>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -18,6 +19,7 @@
 #include "comm/base/files.h"
 #include "harness/failures.h"
 #include "harness/leaks.h"
+#include "harness/lossy_link.h"
 #include "harness/messages.h"
 #include "harness/modes.h"
 #include "harness/mpirun.h"
@@ -68,6 +70,7 @@ class ProcessRun {
     if (options.as == As::netns)
       network_.emplace(options.hosts, options.rate_mbit > 0 ? fmt::format("{:.0f}kbit", options.rate_mbit * 1000) : "",
                        options.queue_ms);
+    if (options.lossy) lossy_.emplace(network_.value());
     write_secret(secret_path());
     ::mkdir(scratch().c_str(), 0700);
   }
@@ -95,6 +98,7 @@ class ProcessRun {
       end_what_cannot_end_itself();
     }
     result_.elapsed = Clock::now() - start;
+    if (lossy_) result_.packets_lost = lossy_->lost();
     show_failures();
     check_for_leftovers();
     return std::move(result_);
@@ -183,7 +187,7 @@ class ProcessRun {
       result_.reports[message.at(1)][rank] = message.at(2);
     } else if (what == "link") {
       if (!network_) throw std::logic_error("only netns runs have links to cut");
-      network_->set_link(std::stoi(message.at(1)), message.at(2));
+      set_link(std::stoi(message.at(1)), message.at(2));
       send_message(child.channel.get(), {"done"});
     } else if (what == "failure") {
       child.failed = true;
@@ -193,6 +197,17 @@ class ProcessRun {
     } else if (what == "finished") {
       result_.ended[rank].finished = true;
     }
+  }
+
+  void set_link(int host, const std::string& state) {
+    std::istringstream words(state);
+    std::string first;
+    double fraction = 0;
+    double seconds = 0;
+    words >> first >> fraction >> seconds;
+    if (first != kLossState) return network_->set_link(host, state);
+    if (!lossy_) throw std::logic_error("only runs with `lossy` lose packets");
+    lossy_->lose(fraction, Seconds(seconds));
   }
 
   // For ranks that mpirun started: a rank has ended when its channel is closed, and mpirun ends after all ranks.
@@ -335,6 +350,7 @@ class ProcessRun {
   pid_t launcher_ = -1;  // mpirun, while it runs
   TemporaryDirectory directory_;
   std::optional<VirtualNetwork> network_;
+  std::optional<LossyLink> lossy_;
   std::string init_method_;
   std::vector<Child> children_;
   RunResult result_;

@@ -46,6 +46,10 @@ void Rank::step() {
   }
 }
 
+void Rank::lose_packets(double fraction, Seconds duration) {
+  channel_.set_link(0, fmt::format("{} {} {}", kLossState, fraction, duration.count()));
+}
+
 void Rank::kill_self() {
   report("fault_at", now_s());
   ::kill(::getpid(), SIGKILL);

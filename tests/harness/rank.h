@@ -37,6 +37,9 @@ struct InjectedFault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// The first word of the state in ControlChannel::set_link that sets the fraction of lost packets and its seconds.
+inline constexpr const char* kLossState = "loss";
+
 /// Connects a rank to its run.
 class ControlChannel {
  public:
@@ -96,6 +99,8 @@ class Rank {
   void heal(int other_host) { channel_.set_link(other_host, "master bridge"); }
   /// netns: takes the host's link down, as if its cable were pulled.
   void unplug(int other_host) { channel_.set_link(other_host, "down"); }
+  /// netns with `lossy`: from now on, for `duration`, this fraction of all packets between hosts is lost.
+  void lose_packets(double fraction, Seconds duration);
 
  private:
   Setup setup_;

@@ -7,6 +7,7 @@
 
 #include "harness/device_memory.h"
 #include "harness/failures.h"
+#include "harness/lossy_link.h"
 #include "harness/modes.h"
 #include "harness/sanitizers.h"
 #include "tools/bench/virtual_network.h"
@@ -79,6 +80,10 @@ RunResult run_ranks(const RunOptions& options, const std::function<void(Rank&)>&
   if (options.as == As::netns) {
     if (const std::string reason = bench::VirtualNetwork::why_not(); !reason.empty()) {
       skip("no network namespaces: " + reason);
+      return {};
+    }
+    if (const std::string reason = options.lossy ? LossyLink::why_not() : ""; !reason.empty()) {
+      skip("no lossy link: " + reason);
       return {};
     }
   }

@@ -18,6 +18,7 @@
 //             otherwise the test is skipped with a reason.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
@@ -51,6 +52,7 @@ struct RunOptions {
   int hosts = 2;         ///< netns: number of hosts; ranks are assigned in blocks
   double rate_mbit = 0;  ///< netns: rate of every host's link; 0: unshaped
   double queue_ms = 50;  ///< netns: maximum queueing delay of a shaped link
+  bool lossy = false;    ///< netns: the link between hosts loses packets when Rank::lose_packets says so
 
   /// Ranks that may end by a signal or with an error. A fault that kills or stops a rank allows that implicitly.
   std::vector<int> expect_dead = {};
@@ -67,6 +69,7 @@ struct RunResult {
   std::vector<Ended> ended;                                   ///< by rank; empty if the run did not take place here
   std::map<std::string, std::map<int, std::string>> reports;  ///< key -> rank -> last reported value
   Seconds elapsed{0};
+  std::uint64_t packets_lost = 0;  ///< netns with `lossy`
 
   /// The values that ranks reported under a key; empty if none did.
   std::map<int, std::string> texts(const std::string& key) const;

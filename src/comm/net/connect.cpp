@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <string_view>
 #include <thread>
 
 #include <fmt/format.h>
@@ -191,7 +192,17 @@ void set_liveness(int fd, double heartbeat_s) {
 
 void retransmit_steadily(int fd) noexcept {
   const int on = 1;
-  ::setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof on);  // fails on Unix sockets: they are lossless
+  // Fails on Unix sockets: they are lossless.
+  if (::setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof on) != 0) return;
+  // With bbr, which has no slow-start threshold, the kernel takes every stream for one that has just begun, and backs
+  // off exponentially despite the option.
+  for (const std::string_view name : {"cubic", "reno"}) {
+    if (::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0) break;
+  }
+  // The option applies to six retransmissions. Linux 6.15 and later also limit the interval of all further ones.
+  constexpr int kTcpRtoMaxMs = 44;
+  const int limit_ms = 1000;
+  ::setsockopt(fd, IPPROTO_TCP, kTcpRtoMaxMs, &limit_ms, sizeof limit_ms);
 }
 
 std::optional<std::chrono::milliseconds> unanswered_for(int fd) {

@@ -1,6 +1,8 @@
 #include "comm/net/address.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -165,6 +167,21 @@ rlim_t lowest_free() {
   const int fd = ::dup(STDERR_FILENO);
   ::close(fd);
   return static_cast<rlim_t>(fd);
+}
+
+// With bbr the kernel ignores the option for thin streams.
+TEST(Retransmission, IsSteadyWhateverTheCongestionControl) {
+  const UniqueFd fd = open_stream_socket(AF_INET, "test");
+  ::setsockopt(fd.get(), IPPROTO_TCP, TCP_CONGESTION, "bbr", 3);  // fails where the kernel lacks it
+  retransmit_steadily(fd.get());
+  int thin = 0;
+  socklen_t length = sizeof thin;
+  ASSERT_EQ(::getsockopt(fd.get(), IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &thin, &length), 0);
+  EXPECT_EQ(thin, 1);
+  char name[16] = {};
+  length = sizeof name;
+  ASSERT_EQ(::getsockopt(fd.get(), IPPROTO_TCP, TCP_CONGESTION, name, &length), 0);
+  EXPECT_THAT(name, testing::AnyOf(testing::StrEq("cubic"), testing::StrEq("reno")));
 }
 
 class DescriptorLimit : public testing::Test {
