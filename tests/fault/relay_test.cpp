@@ -198,6 +198,78 @@ TEST(RelayedRank, ADialThatIsLedToAnotherRankIsRefused) {
   EXPECT_EQ(accepted, 0);
 }
 
+// ---- Recordings --------------------------------------------------------------------------------------------------
+
+/// A connection of an acceptor's, and all that went over its path.
+struct Recorded {
+  std::string said[2];  // by Relay::Way
+  bool opened = false;  // the recording, with the secret
+};
+
+/// Sends one record over a recorded connection. Then opens the recording with the secret, as its finder would.
+Recorded record_and_open(bool ephemeral) {
+  const Identity identity = identity_of(2);
+  Recorded recorded;
+  std::mutex mutex;
+  auto loop = std::make_shared<EventLoop>("test");
+  std::optional<SecureConnection> accepted;
+  const Acceptor acceptor(loop, listen_on(Address::parse("127.0.0.1:0")), identity,
+                          {.refusal = {}, .accept = [&](SecureConnection connection, const Hello&, const Address&) {
+                             accepted = std::move(connection);
+                           }});
+  const Relay relay(acceptor.address(), [&](Relay::Way way, std::size_t, std::string bytes) {
+    const std::lock_guard lock(mutex);
+    recorded.said[way] += bytes;
+    return bytes;
+  });
+  const Hello hello{.role = Role::control, .rank = 1, .topic = "x", .to = 2, .ephemeral = ephemeral};
+  const SecureConnection connection = dial(relay.address(), identity_of(1), hello, Deadline::after(seconds(30)));
+  loop->post_and_wait([] {});
+  EXPECT_EQ(accepted->keys.value().receive, connection.keys.value().send);
+  EXPECT_EQ(accepted->keys->send, connection.keys->receive);
+
+  const std::lock_guard lock(mutex);
+  std::string_view said = recorded.said[Relay::to_server];
+  const WireHeader header = decode_header(said.substr(0, kHeaderBytes));
+  const std::string_view hello_bytes = said.substr(0, kHeaderBytes + header.length);
+  const WireHello wire = decode_hello(hello_bytes.substr(kHeaderBytes));
+  EXPECT_EQ(wire.ephemeral, ephemeral);
+  const std::string_view challenge = std::string_view(recorded.said[Relay::to_dialler]).substr(0, kChallengeBytes);
+  const Cipher cipher = decode_challenge(challenge.substr(kHeaderBytes)).cipher;
+  const auto keys =
+      keys_of(identity.secret, true, wire, cipher, hello_bytes, challenge.substr(0, kChallengeBytes - kMacBytes));
+  recorded.opened = keys.value().send == connection.keys->send;
+  return recorded;
+}
+
+TEST(Recording, IsNotOpenedByTheSecretAfterAKeyExchange) {
+  EXPECT_TRUE(record_and_open(false).opened) << "this test does not open what it could";
+  EXPECT_FALSE(record_and_open(true).opened);
+}
+
+// Whoever exchanges a share for one of his own, or says that there is no exchange, is noticed: the proofs cover both.
+TEST(RelayedExchange, EveryChangedByteOfTheHandshakeIsNoticed) {
+  const Recorded honest = record_and_open(true);
+  const Identity identity = identity_of(2);
+  auto loop = std::make_shared<EventLoop>("test");
+  std::atomic<int> accepted{0};
+  const Acceptor acceptor(
+      loop, listen_on(Address::parse("127.0.0.1:0")), identity,
+      {.refusal = {}, .accept = [&](SecureConnection, const Hello&, const Address&) { ++accepted; }});
+  const Hello hello{.role = Role::control, .rank = 1, .topic = "x", .to = 2, .ephemeral = true};
+  for (const Relay::Way way : {Relay::to_server, Relay::to_dialler}) {
+    ASSERT_GT(honest.said[way].size(), 100u);
+    for (std::size_t position = 0; position < honest.said[way].size(); ++position) {
+      const Relay relay(acceptor.address(), harm_at(way, position, Harm::change));
+      EXPECT_THROW(dial(relay.address(), identity_of(1), hello, Deadline::after(milliseconds(100))), Error)
+          << "way " << way << ", byte " << position;
+      if (way == Relay::to_server) {
+        EXPECT_EQ(accepted, 0) << "byte " << position;
+      }
+    }
+  }
+}
+
 // ---- Launchers ---------------------------------------------------------------------------------------------------
 
 /// A coordinator that sends one message to a node, over a relay, until the node has it or either has given the other

@@ -45,6 +45,7 @@ struct PendingConnection {
   std::string hello_bytes;  // header and body, as received: the MACs cover them
   std::string challenge_prefix;
   Cipher cipher = Cipher::aes_256_gcm;
+  std::optional<KeyExchange> exchange;
   WireHello hello;
   bool watched = false;  // registered with the loop
 };
@@ -166,7 +167,7 @@ struct Acceptor::Impl {
       log_debug("{}: a connection was gone before it could be looked at", address.to_string());
       return;
     }
-    if (entry.peer.is_unix() && !same_user(fd.get())) {
+    if (entry.peer.is_unix() && !is_same_user(fd.get())) {
       ++refused;
       log.warn("another user", fmt::format("{} refused a process of another user", address.to_string()));
       return;
@@ -199,13 +200,6 @@ struct Acceptor::Impl {
   void unwatch(PendingList::iterator it) {
     if (it->watched) loop->remove(it->fd.get());
     it->watched = false;
-  }
-
-  static bool same_user(int fd) {
-    ucred credentials{};
-    socklen_t length = sizeof(credentials);
-    return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
-           (credentials.uid == ::geteuid() || credentials.uid == 0);
   }
 
   // --- time ---
@@ -262,7 +256,7 @@ struct Acceptor::Impl {
       if (it->in.size() < it->needed) continue;
       try {
         if (!take(it)) return false;
-      } catch (const ProtocolError& error) {
+      } catch (const Error& error) {
         refuse_silently(it, "malformed handshake", error.what());
         return false;
       }
@@ -301,7 +295,11 @@ struct Acceptor::Impl {
     it->hello = decode_hello(it->in);
     it->hello_bytes += it->in;
     Nonce nonce;
-    fill_random(nonce);
+    if (it->hello.ephemeral) {
+      nonce = it->exchange.emplace().share();
+    } else {
+      fill_random(nonce);
+    }
     const bool both = it->hello.cipher == preferred_cipher();  // otherwise one side lacks AES instructions
     it->cipher = both ? it->hello.cipher : Cipher::chacha20_poly1305;
     it->challenge_prefix = encode_challenge_prefix(ChallengeStatus::ok, nonce, it->cipher);
@@ -349,7 +347,9 @@ struct Acceptor::Impl {
     tell_verdict(it, {});
     unwatch(it);
     try {
-      const auto keys = keys_of(identity.secret, false, said, it->cipher, it->hello_bytes, it->challenge_prefix);
+      const auto shared = it->exchange ? std::optional(it->exchange->derive(said.nonce)) : std::nullopt;
+      const auto keys =
+          keys_of(identity.secret, false, said, it->cipher, it->hello_bytes, it->challenge_prefix, shared);
       owner.accept(SecureConnection(std::move(it->fd), keys), hello, it->peer);
     } catch (const std::exception& error) {
       note(*it, "failure", error.what());  // the connection is closed, which the dialler notices

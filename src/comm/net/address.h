@@ -84,6 +84,9 @@ void retransmit_steadily(int fd) noexcept;
 /// the replies do not get back. A host that acknowledges but does not read counts as heard.
 std::optional<std::chrono::milliseconds> unanswered_for(int fd);
 
+/// Whether the process at the other end of this Unix socket belongs to this process's user, or to root.
+bool is_same_user(int fd);
+
 /// The local address that the kernel would use to reach `peer` (its route), without the port.
 Address route_to(const Address& peer);
 

@@ -214,6 +214,13 @@ std::optional<std::chrono::milliseconds> unanswered_for(int fd) {
   return std::chrono::milliseconds(info.tcpi_last_ack_recv);
 }
 
+bool is_same_user(int fd) {
+  ucred credentials{};
+  socklen_t length = sizeof(credentials);
+  return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
+         (credentials.uid == ::geteuid() || credentials.uid == 0);
+}
+
 Address route_to(const Address& peer) {
   if (peer.is_unix()) return peer;
   // Connecting a datagram socket does not send anything; the kernel only chooses the route.

@@ -9,6 +9,7 @@
 
 #include "comm/base/check.h"
 #include "comm/base/crypto.h"
+#include "comm/base/log.h"
 #include "comm/base/system_error.h"
 #include "comm/base/write_all.h"
 #include "comm/net/handshake.h"
@@ -78,7 +79,8 @@ class Conversation {
 };
 
 std::optional<ConnectionKeys> shake_hands(int fd, const Address& address, const Identity& identity,
-                                          const WireHello& hello, Deadline deadline, int cancel) {
+                                          const WireHello& hello, const std::optional<KeyExchange>& exchange,
+                                          Deadline deadline, int cancel) {
   const std::string where = address.to_string();
   crypto_function("HMAC");  // load the library before connecting to the other side
   Conversation peer(fd, address, deadline, cancel);
@@ -122,7 +124,19 @@ std::optional<ConnectionKeys> shake_hands(int fd, const Address& address, const 
         fmt::format("{}: its answer is not authentic: something between the two processes changed it", where));
   }
   if (length) throw ProtocolError(fmt::format("refused by {}: {}", where, verdict.substr(kVerdictHeaderBytes)));
-  return keys_of(identity.secret, true, hello, challenge.cipher, hello_bytes, prefix);
+  const auto shared = exchange ? std::optional(exchange->derive(challenge.nonce)) : std::nullopt;
+  return keys_of(identity.secret, true, hello, challenge.cipher, hello_bytes, prefix, shared);
+}
+
+/// A key exchange where the connection's records could be recorded on their way.
+std::optional<KeyExchange> exchange_for(const Address& address, const Hello& hello) {
+  const bool leaves_host = !address.is_unix() && !address.is_loopback();
+  if (!uses_records(hello.role, hello.encrypt) || !(leaves_host || hello.ephemeral)) return std::nullopt;
+  if (KeyExchange::available()) return KeyExchange();
+  warn_once(
+      "this system's OpenSSL lacks X25519 (is it restricted to FIPS algorithms?): connections between hosts have no "
+      "forward secrecy");
+  return std::nullopt;
 }
 
 }  // namespace
@@ -144,9 +158,15 @@ SecureConnection dial(const Address& address, const Identity& identity, const He
                    .to = hello.to,
                    .cipher = preferred_cipher(),
                    .encrypt = hello.encrypt};
-    fill_random(wire.nonce);
+    const std::optional<KeyExchange> exchange = exchange_for(address, hello);
+    wire.ephemeral = exchange.has_value();
+    if (exchange) {
+      wire.nonce = exchange->share();
+    } else {
+      fill_random(wire.nonce);
+    }
     try {
-      const auto keys = shake_hands(fd.get(), address, identity, wire, deadline, cancel);
+      const auto keys = shake_hands(fd.get(), address, identity, wire, exchange, deadline, cancel);
       return SecureConnection(std::move(fd), keys);
     } catch (const HungUp& hung_up) {
       if (retry_until.remaining() <= pause) {

@@ -6,7 +6,9 @@
 // are compared in constant time.
 //
 // Relaying the handshake between two processes of the job gains an attacker nothing: the keys of the records that
-// follow (secure_connection.h) are derived from the secret and the same transcript.
+// follow (secure_connection.h) are derived from the secret and the same transcript. Between hosts, the nonces are
+// shares of an X25519 key exchange (key_exchange.h), and the keys also depend on its result: who records the traffic
+// and learns the secret later cannot read it. Loopback and Unix sockets, which are not recorded, do without.
 //
 //   dialler (dial.cpp)                        acceptor (acceptor.cpp)
 //   hello: fields, nonce              ->
@@ -60,6 +62,8 @@ struct Hello {
   std::string topic;     ///< at most 128 bytes: group, use and number of a data connection, key of a segment, ...
   std::int32_t to = -1;  ///< the intended rank; any other rank refuses. -1: any listener
   bool encrypt = false;  ///< send data in records; store and control connections always do
+  /// Exchange ephemeral keys on loopback, too (for tests). Records to other hosts always do.
+  bool ephemeral = false;
 };
 
 /// Connects and authenticates. Throws Timeout, SystemError, or ProtocolError with the acceptor's reason ("superseded by

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 
 #include <fmt/format.h>
 #include <openssl/crypto.h>
@@ -97,6 +98,7 @@ std::string encode_hello(const WireHello& hello) {
   writer.put(hello.role);
   writer.put(hello.cipher);
   writer.put(static_cast<std::uint8_t>(hello.encrypt ? 1 : 0));
+  writer.put(static_cast<std::uint8_t>(hello.ephemeral ? 1 : 0));
   writer.put(hello.generation);
   writer.put(hello.world_size);
   writer.put(hello.rank);
@@ -118,6 +120,9 @@ WireHello decode_hello(std::string_view body) {
   const auto encrypt = reader.get<std::uint8_t>();
   if (encrypt > 1) throw ProtocolError(fmt::format("unknown way of encryption {}", encrypt));
   hello.encrypt = encrypt == 1;
+  const auto ephemeral = reader.get<std::uint8_t>();
+  if (ephemeral > 1) throw ProtocolError(fmt::format("unknown way to exchange keys {}", ephemeral));
+  hello.ephemeral = ephemeral == 1;
   hello.generation = reader.get<std::uint32_t>();
   hello.world_size = reader.get<std::int32_t>();
   hello.rank = reader.get<std::int32_t>();
@@ -163,11 +168,19 @@ Mac prove(const Secret& secret, Direction direction, std::string_view hello, std
   return mac;
 }
 
+bool uses_records(Role role, bool encrypt) noexcept { return role != Role::segment && (role != Role::data || encrypt); }
+
 std::optional<ConnectionKeys> keys_of(const Secret& secret, bool dialler, const WireHello& hello, Cipher cipher,
-                                      std::string_view hello_bytes, std::string_view challenge_prefix) {
-  if (hello.role == Role::segment || (hello.role == Role::data && !hello.encrypt)) return std::nullopt;
-  return derive_keys(cipher, secret.bytes, transcript_of("maniple records", hello_bytes, challenge_prefix, {}),
-                     dialler);
+                                      std::string_view hello_bytes, std::string_view challenge_prefix,
+                                      const std::optional<SharedKey>& shared) {
+  if (!uses_records(hello.role, hello.encrypt)) return std::nullopt;
+  std::array<std::uint8_t, sizeof(Secret::bytes) + sizeof(SharedKey)> material{};
+  auto end = std::ranges::copy(secret.bytes, material.begin()).out;
+  if (shared) end = std::ranges::copy(*shared, end).out;
+  const auto keys = derive_keys(cipher, std::span(material.begin(), end),
+                                transcript_of("maniple records", hello_bytes, challenge_prefix, {}), dialler);
+  ::explicit_bzero(material.data(), material.size());
+  return keys;
 }
 
 bool same_mac(const Mac& a, const Mac& b) noexcept {

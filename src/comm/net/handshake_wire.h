@@ -1,15 +1,16 @@
 // The wire format of the handshake. Free of I/O, so that it can be tested and fuzzed alone.
 //
 //   header     magic[8] version:u16 length:u16            the same in all versions, so that they can refuse each other
-//   hello      header, role:u8 cipher:u8 encrypt:u8 generation:u32 world_size:i32 rank:i32 to:i32 nonce[32] job:str
-//              topic:str
+//   hello      header, role:u8 cipher:u8 encrypt:u8 ephemeral:u8 generation:u32 world_size:i32 rank:i32 to:i32
+//   nonce[32]
+//              job:str topic:str
 //   challenge  header, status:u8 cipher:u8 nonce[32] mac[32]  mac over hello and the challenge up to here
 //   proof      mac[32]                                    over the same, with the other direction's label
 //   verdict    status:u8 length:u16 reason mac[32]        status 0 without a reason: welcome
 //
 // Integers are little-endian. The MACs are HMAC-SHA256 with the job's secret over label, hello and challenge; the
 // verdict's MAC also covers the verdict. The hello contains the cipher its sender prefers, the challenge the chosen
-// cipher.
+// cipher. If `ephemeral` is 1, both nonces are shares of a key exchange (key_exchange.h).
 #pragma once
 
 #include <array>
@@ -20,11 +21,12 @@
 #include <string_view>
 
 #include "comm/net/handshake.h"
+#include "comm/net/key_exchange.h"
 
 namespace maniple {
 
 inline constexpr std::string_view kMagic{"\x93MNPL\r\n\x1a", 8};
-inline constexpr std::uint16_t kProtocolVersion = 5;
+inline constexpr std::uint16_t kProtocolVersion = 6;
 inline constexpr std::size_t kHeaderBytes = 12;
 inline constexpr std::size_t kMaxHandshakeBytes = 512;
 inline constexpr std::size_t kMaxBodyBytes = kMaxHandshakeBytes - kHeaderBytes;
@@ -59,6 +61,7 @@ struct WireHello {
   std::int32_t to = -1;
   Cipher cipher = Cipher::aes_256_gcm;
   bool encrypt = false;
+  bool ephemeral = false;
 };
 std::string encode_hello(
     const WireHello& hello);                    ///< header included; throws InvalidArgument if job or topic is too long
@@ -79,9 +82,13 @@ enum class Direction : std::uint8_t { from_acceptor, from_dialler, verdict };
 /// `hello`, `challenge_prefix` and `verdict` are the encoded bytes; `verdict` is used only for the verdict's MAC.
 Mac prove(const Secret& secret, Direction direction, std::string_view hello, std::string_view challenge_prefix,
           std::string_view verdict = {});
-/// The keys for records after the handshake; nullopt if the connection does not use records.
+/// Whether the connection carries records after the handshake.
+bool uses_records(Role role, bool encrypt) noexcept;
+/// The keys for records after the handshake; nullopt if the connection does not use records. `shared` is the result of
+/// the key exchange, if there was one.
 std::optional<ConnectionKeys> keys_of(const Secret& secret, bool dialler, const WireHello& hello, Cipher cipher,
-                                      std::string_view hello_bytes, std::string_view challenge_prefix);
+                                      std::string_view hello_bytes, std::string_view challenge_prefix,
+                                      const std::optional<SharedKey>& shared = std::nullopt);
 bool same_mac(const Mac& a, const Mac& b) noexcept;  ///< in constant time
 
 std::string encode_verdict(std::string_view reason);  ///< up to its MAC; empty: welcome; long reasons are truncated

@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "comm/net/handshake_wire.h"
+#include "comm/net/own_network.h"
 #include <maniple/comm/error.h>
 
 namespace maniple {
@@ -102,6 +104,33 @@ TEST(Handshake, WorksOverUnixSockets) {
   const SecureConnection fd = dial(host.acceptor.address(), identity,
                                    {.role = Role::segment, .rank = 1, .topic = "key"}, Deadline::after(seconds(20)));
   EXPECT_TRUE(static_cast<bool>(fd));
+}
+
+/// The hello that a dialler sends there.
+WireHello hello_sent_to(const std::string& host, const Hello& hello) {
+  const UniqueFd listener = listen_on(Address::parse(host + ":0"));
+  EXPECT_THROW(dial(Address::of_socket(listener.get()), sample_identity(), hello, Deadline::after(milliseconds(50))),
+               Timeout);
+  const UniqueFd fd(::accept(listener.get(), nullptr, nullptr));
+  char bytes[kMaxHandshakeBytes];
+  const ssize_t got = ::recv(fd.get(), bytes, sizeof bytes, 0);
+  return decode_hello(std::string_view(bytes, static_cast<std::size_t>(got)).substr(kHeaderBytes));
+}
+
+TEST(Handshake, ExchangesKeysWhereRecordsLeaveTheHost) {
+  in_own_network([] {
+    run("ip link set lo up");
+    run("ip addr add 192.0.2.9/32 dev lo");
+    const auto exchanged = [](const std::string& host, Role role, bool encrypt) {
+      return hello_sent_to(host, {.role = role, .rank = 1, .topic = "x", .encrypt = encrypt}).ephemeral;
+    };
+    EXPECT_TRUE(exchanged("192.0.2.9", Role::store, false));
+    EXPECT_TRUE(exchanged("192.0.2.9", Role::control, false));
+    EXPECT_TRUE(exchanged("192.0.2.9", Role::data, true));
+    EXPECT_FALSE(exchanged("192.0.2.9", Role::data, false));
+    EXPECT_FALSE(exchanged("127.0.0.1", Role::store, false));
+    EXPECT_FALSE(exchanged("127.0.0.1", Role::data, true));
+  });
 }
 
 TEST(Handshake, RefusesWithAReason) {

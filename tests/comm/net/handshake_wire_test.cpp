@@ -17,7 +17,8 @@ WireHello sample() {
                   .topic = "lane",
                   .to = 5,
                   .cipher = Cipher::chacha20_poly1305,
-                  .encrypt = true};
+                  .encrypt = true,
+                  .ephemeral = true};
   fill_random(hello.nonce);
   return hello;
 }
@@ -40,6 +41,7 @@ TEST(HandshakeWire, HelloSurvivesTheTrip) {
   EXPECT_EQ(back.to, 5);
   EXPECT_EQ(back.cipher, Cipher::chacha20_poly1305);
   EXPECT_TRUE(back.encrypt);
+  EXPECT_TRUE(back.ephemeral);
 }
 
 TEST(HandshakeWire, TheLongestHelloFits) {
@@ -72,7 +74,10 @@ TEST(HandshakeWire, UnknownRolesAndHugeStringsAreRefused) {
   wrong = body;
   wrong[2] = 2;  // encrypt
   EXPECT_THROW(decode_hello(wrong), ProtocolError);
-  const std::size_t job_length = 3 + 4 + 4 + 4 + 4 + kNonceBytes;
+  wrong = body;
+  wrong[3] = 2;  // ephemeral
+  EXPECT_THROW(decode_hello(wrong), ProtocolError);
+  const std::size_t job_length = 4 + 4 + 4 + 4 + 4 + kNonceBytes;
   for (std::size_t i = 0; i < 4; ++i) body[job_length + i] = '\xff';
   EXPECT_THROW(decode_hello(body), ProtocolError);
 }
@@ -134,6 +139,38 @@ TEST(HandshakeWire, KeysDependOnEverythingAndOnTheDirection) {
     other[i] ^= 1;
     EXPECT_NE(keys(secret, true, bytes, other).receive, here.receive);
   }
+}
+
+TEST(HandshakeWire, KeysDependOnTheKeyExchange) {
+  const Secret secret = Secret::random();
+  const WireHello hello = sample();
+  const auto keys = [&](const std::optional<SharedKey>& shared) {
+    return keys_of(secret, true, hello, Cipher::aes_256_gcm, encode_hello(hello), "challenge", shared).value();
+  };
+  const KeyExchange one;
+  const KeyExchange other;
+  const SharedKey shared = one.derive(other.share());
+  EXPECT_EQ(keys(shared).send, keys(other.derive(one.share())).send);
+  EXPECT_NE(keys(shared).send, keys(std::nullopt).send);
+  EXPECT_NE(keys(shared).send, keys(one.derive(KeyExchange().share())).send);
+}
+
+TEST(KeyExchange, SidesAgreeAndSharesAreFresh) {
+  ASSERT_TRUE(KeyExchange::available());
+  const KeyExchange one;
+  const KeyExchange other;
+  EXPECT_NE(one.share(), other.share());
+  EXPECT_EQ(one.derive(other.share()), other.derive(one.share()));
+  EXPECT_NE(one.derive(other.share()), one.derive(KeyExchange().share()));
+}
+
+TEST(KeyExchange, PredictableSharesAreRefused) {
+  const KeyExchange mine;
+  KeyShare weak{};  // of order 4, and 1: the results are always zero
+  EXPECT_THROW(mine.derive(weak), ProtocolError);
+  weak[0] = 1;
+  EXPECT_THROW(mine.derive(weak), ProtocolError);
+  EXPECT_NO_THROW(mine.derive(KeyExchange().share()));
 }
 
 TEST(HandshakeWire, WhatIsInRecordsFollowsFromTheRole) {

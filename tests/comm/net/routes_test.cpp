@@ -1,19 +1,15 @@
 // Connecting and resolving while routes and name servers are missing: what may pass is retried, what is final is not.
-#include <sched.h>
 #include <sys/mount.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <fstream>
-#include <functional>
 #include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "comm/net/address.h"
+#include "comm/net/own_network.h"
 #include "harness/temporary_directory.h"
 #include <maniple/comm/error.h>
 
@@ -23,18 +19,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::HasSubstr;
-
-/// Runs `body` in a thread that has a network (and mounts) of its own.
-void in_own_network(const std::function<void()>& body) {
-  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
-  std::thread([&] {
-    ASSERT_EQ(::unshare(CLONE_FS | CLONE_NEWNET | CLONE_NEWNS), 0) << errno;
-    ASSERT_EQ(::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr), 0) << errno;
-    body();
-  }).join();
-}
-
-void run(const std::string& command) { ASSERT_EQ(std::system(command.c_str()), 0) << command; }
 
 struct Route {
   const char* kind;
