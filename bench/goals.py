@@ -38,9 +38,9 @@ RUNS = [
 
 @dataclass
 class Goal:
-    """The worst row of `op` with this many ranks and bytes, beside the same of another system, must be within the bound."""
+    """The worst row of `op` with this many ranks and bytes, compared with another system's row, must be within the bound."""
     text: str
-    # time: at most the bound times the other's; speed: at least; extra: at most so many us more; wire: share of the
+    # time: at most the bound times the other's; speed: at least; extra: at most that much more (us); wire: share of the
     # link.
     relation: str
     bound: float
@@ -151,7 +151,7 @@ def check(rows):
             line(f"DDP, {ranks} ranks, {model}: speed of the whole step against PyTorch's", ratio, 1, False)
     started = {(row["system"], row["ranks"]): row["start_ms"] for row in rows if "start_ms" in row}
     ours, theirs = started.get(("maniple", 2)), started.get(("mpich", 2))
-    line("`maniple run -n 2 /bin/true`: time by that of MPICH's mpirun", ours / theirs if ours and theirs else None, 1, True)
+    line("`maniple run -n 2 /bin/true`: time relative to MPICH's mpirun", ours / theirs if ours and theirs else None, 1, True)
     many = started.get(("maniple", MANY))
     line(f"{MANY} ranks that start, say hello and wait for all: seconds", many / 1e3 if many else None, MANY_START_S, True)
     return missed

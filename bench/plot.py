@@ -23,7 +23,7 @@ def chart_title(row):
     title = f"{row['op']} of {row['dtype']}, {row['ranks']} ranks"
     title += f", {row['hosts']} hosts" if row.get("hosts", 1) > 1 else ""
     title += f", links of {row['link']}" if row.get("link") else ""
-    return title + (f", beside {row['busy']} busy processes" if row.get("busy") else "")
+    return title + (f", with {row['busy']} busy processes" if row.get("busy") else "")
 
 
 def series_label(row):

@@ -41,7 +41,7 @@ target_compile_options(maniple_train PRIVATE -fmacro-prefix-map=${PROJECT_SOURCE
 # LibTorch's headers take many seconds to parse, so the library parses them once.
 target_precompile_headers(maniple_train PRIVATE <torch/torch.h>)
 # GCC instantiates the templates of those headers in each file, even in an empty one. This takes ten seconds, longer
-# than the file itself, so many files are compiled together.
+# than the file itself, so several files are compiled together.
 set_target_properties(maniple_train PROPERTIES UNITY_BUILD ${MANIPLE_UNITY} UNITY_BUILD_MODE GROUP)
 if(MANIPLE_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # GCC treats the grouped files as headers.

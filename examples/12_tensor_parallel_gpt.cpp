@@ -253,8 +253,7 @@ int main(int argc, char** argv) try {
           return 1;
         }
         if (step + 1 == compared)
-          maniple::print_once("losses of ", compared, " steps are those of the undivided model to ",
-                              largest_difference);
+          maniple::print_once("losses of ", compared, " steps match the undivided model's to ", largest_difference);
       }
       mean = step == 0 ? value.item<double>() : 0.95 * mean + 0.05 * value.item<double>();
       if (++step % 50 == 0 || step == steps) maniple::print_once("step ", step, ": loss ", mean);

@@ -38,7 +38,7 @@ def wheel_name():
 
 
 def environment_with_torch():
-    """pip hides what is installed from those who build, unless it is told --no-build-isolation. The module is compiled for the PyTorch that
+    """pip hides what is installed from builds, unless --no-build-isolation is given. The module is compiled for the PyTorch that
     is installed, and not for one that pip would fetch."""
     seen = dict(os.environ)
     hidden = {key: value for key, value in seen.items() if key not in ("PYTHONPATH", "PYTHONNOUSERSITE")}

@@ -16,7 +16,7 @@ version = tuple(int(part) for part in torch.__version__.split(".")[:2])
 if version < (1, 13):
     sys.exit(f"{sys.executable}: PyTorch {torch.__version__} is older than 1.13")
 
-# Beside a wheel's module, or Debian's place, which the compiler knows; that of the C++ API it does not know.
+# Next to a wheel's module, or Debian's place, which the compiler searches, but not for the C++ API.
 roots = [os.path.join(os.path.dirname(torch.__file__), "include"), "/usr/include"]
 includes = [roots[0], os.path.join(roots[0], "torch/csrc/api/include"), os.path.join(roots[1], "torch/csrc/api/include")]
 includes = [path for path in includes if os.path.isdir(path)] + [sysconfig.get_paths()["include"]]

@@ -37,7 +37,7 @@ done
 
 ((EUID == 0)) || fail "needs root"
 command -v apt-get >/dev/null || fail "this is not a Debian system"
-[[ $release =~ ^[a-z]+$ ]] || fail "\"$release\" is no name of a release of Debian; bookworm is one"
+[[ $release =~ ^[a-z]+$ ]] || fail "\"$release\" is not the name of a Debian release; bookworm is one"
 unshare --mount --pid --fork true 2>/dev/null || fail "the kernel refuses new namespaces (unshare --mount --pid)"
 repository=$(git -C "$(dirname "$0")/.." rev-parse --show-toplevel)
 place=/var/tmp/maniple-fresh

@@ -37,9 +37,9 @@ SUITES = {
     "test_c10d_object_collectives": ["TestObjectCollectives"],
 }
 
-TEXT = "it compares the text of an error with Gloo's"
+TEXT = "it compares the error text with Gloo's"
 NAME = "it compares the name of the backend, which is not gloo"
-PICKLE = "it compares the text of an error with that of a Python before 3.13"
+PICKLE = "it compares the error text with the text of Python before 3.13"
 SEVERAL = "it passes several tensors of one process to a call, which PyTorch 2 has given up"
 KNOWN = {
     "test_barrier_timeout_*": TEXT,
@@ -259,7 +259,7 @@ def main():
         return run_class(arguments.checkout, *arguments.one.split("."), arguments.pattern)
     only_package = arguments.checkout == "-"
     if not only_package and not os.path.exists(os.path.join(arguments.checkout, "test", "distributed", "test_c10d_common.py")):
-        parser.error(f"{arguments.checkout} is no checkout of PyTorch: test/distributed/test_c10d_common.py is not there")
+        parser.error(f"{arguments.checkout} is not a checkout of PyTorch: test/distributed/test_c10d_common.py is not there")
     totals, surprises = {"ok": 0, "skip": 0, "FAILED": 0}, []
     for module, classes in SUITES.items():
         if only_package and module != "test_distributed_spawn":

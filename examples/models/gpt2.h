@@ -182,7 +182,7 @@ struct Gpt2Impl : torch::nn::Module {
   explicit Gpt2Impl(const Gpt2Options& o = {})
       : options(o), transformer(register_module("transformer", gpt2::Transformer(o))) {
     if (o.heads < 1 || o.width % o.heads != 0)
-      throw std::invalid_argument("Gpt2: a width of " + std::to_string(o.width) + " is no multiple of " +
+      throw std::invalid_argument("Gpt2: a width of " + std::to_string(o.width) + " is not a multiple of " +
                                   std::to_string(o.heads) + " heads");
   }
 

@@ -60,7 +60,7 @@ std::string obstacle(int device, const std::vector<std::string>& ids) {
     if (found < 0) return "it does not see the GPU of another rank (CUDA_VISIBLE_DEVICES)";
     int reachable = 1;
     if (found != device) check(::cudaDeviceCanAccessPeer(&reachable, device, found), "cudaDeviceCanAccessPeer");
-    if (reachable == 0) return "its GPU has no peer access to that of another rank";
+    if (reachable == 0) return "its GPU has no peer access to another rank's GPU";
   }
   return {};
 }
@@ -140,7 +140,7 @@ CudaGroup::~CudaGroup() {
 }
 
 void CudaGroup::enqueue_messages(std::span<const DeviceMessage>, void*) {
-  throw Unsupported("cuda sends no messages; they go through memory of the host");
+  throw Unsupported("cuda sends no messages; they go through host memory");
 }
 
 RegisteredMemory CudaGroup::allocate(std::span<const std::size_t> sizes, std::uint64_t number, Deadline deadline) {

@@ -47,8 +47,8 @@ __device__ void fence(const Signal& signal) {
   }
 }
 
-/// Whether the group was aborted: as far as kernels of this rank have seen, or, where streams wait, in memory of the
-/// host.
+/// Whether the group was aborted: as far as kernels of this rank have seen, or, where streams wait, in host
+/// memory.
 __device__ bool is_stopped(const Signal& signal) {
   return look(signal.in_kernel ? &state_of(signal, signal.rank)->stopped : &signal.record->stop) != 0;
 }
@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(kThreads) reduce(const __grid_constant__ Reduc
   leave(a, found);
 }
 
-/// Blocks for so many bytes of one row of the grid: enough to fill the device, a few for each multiprocessor.
+/// Number of blocks for `bytes` in one row of the grid: enough to fill the device, a few for each multiprocessor.
 unsigned blocks_for(std::size_t bytes, int rows) {
   static const int most = [] {
     int device = 0;

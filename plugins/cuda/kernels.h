@@ -101,7 +101,7 @@ struct Signal {
   int rank;
   int ranks;
   bool in_kernel;   ///< kernels wait, not streams
-  bool one_device;  ///< flags and data are all in the memory of one device
+  bool one_device;  ///< flags and data are all in one device's memory
 };
 
 struct EnterArguments {

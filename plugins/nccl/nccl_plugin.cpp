@@ -357,7 +357,7 @@ class NcclPlugin final : public DevicePlugin {
   }
 
   bool enqueue(const Operation& operation, void*) override {
-    if (!can(operation)) throw Unsupported("NCCL has no such reduction of this dtype; it goes through host memory");
+    if (!can(operation)) throw Unsupported("NCCL lacks this reduction for the dtype; it goes through host memory");
     if (is_reduction(operation.op) && !is_aligned(operation, communicator_->rank()))
       throw InvalidArgument("NCCL reduces only memory that is aligned to its elements; use native, or copy it");
     if (batching_) {

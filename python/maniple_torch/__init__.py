@@ -84,7 +84,7 @@ __version__ = _shim.version()
 class Options:
     """How the default group communicates tensors of GPUs: init_process_group("maniple", pg_options=maniple_torch.Options(cuda="cuda")).
 
-    cuda    "host": through memory of the host, on any GPU. "cuda": ranks that share a GPU, or GPUs of one host that reach each other.
+    cuda    "host": through host memory, on any GPU. "cuda": ranks that share a GPU, or GPUs of one host that reach each other.
             "nccl": a GPU for each rank. All ranks pass the same.
     device  the GPU of this rank, for "cuda" and "nccl". None: the current one if CUDA is in use already, otherwise LOCAL_RANK, otherwise
             the rank on this host, modulo the number of GPUs."""
@@ -121,7 +121,7 @@ def _underlying(store):
 
 
 def _master_of(store) -> str:
-    """A host that all ranks reach: that of the store, or what the launcher says; empty where nobody knows."""
+    """A host that all ranks reach: the store's, or the one the launcher set; empty if unknown."""
     host = getattr(_underlying(store), "host", None)
     return host or os.environ.get("MASTER_ADDR", "")
 
@@ -149,7 +149,7 @@ def _create(options, chosen=None):
         raise InvalidArgument("maniple_torch: pg_options of new_group; a group has the options of the default group")
     group = _shim.make_subgroup(ranks, seconds, name) if ranks else None
     chosen = chosen if chosen is not None else Options()
-    # The default group; or one beside a default group of another backend, which then counts its ranks by itself.
+    # The default group; or one next to a default group of another backend, which then counts its ranks by itself.
     if group is None:
         group = _shim.make_world(options.store, options.group_rank, options.group_size, seconds, name, _master_of(options.store),
                                  _describe(options.store), not ranks, chosen._engine(), chosen._device())
@@ -266,7 +266,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     def __init__(self, module, *args, gradient_as_bucket_view: bool = True, **kwargs):
         super().__init__(module, *args, gradient_as_bucket_view=gradient_as_bucket_view, **kwargs)
         # DDP forms its buckets anew before the second step, unless it looks for unused parameters. They move when
-        # nobody has seen a gradient in them yet: pointers into their old memory, those of p.grad.numpy() for one, would
+        # nobody has seen a gradient in them yet: pointers into their old memory, such as p.grad.numpy(), would
         # dangle.
         stay = self.find_unused_parameters and not getattr(self, "static_graph", False)
         self._averaging = _Averaging(self.process_group, 1 if stay else 2)

@@ -1,4 +1,4 @@
-"""python -m maniple_torch.bench: Maniple beside Gloo, in one run, through torch.distributed.
+"""python -m maniple_torch.bench: Maniple compared with Gloo, in one run, through torch.distributed.
 
 Two groups of the same processes take turns, so both see the same machine. Times are medians."""
 
@@ -172,7 +172,7 @@ MEASURES = {"all_reduce": _spawn(_all_reduce), "ddp": _spawn(_ddp), "startup": _
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m maniple_torch.bench", description="Maniple beside Gloo through torch.distributed.")
+    parser = argparse.ArgumentParser(prog="python -m maniple_torch.bench", description="Compares Maniple with Gloo through torch.distributed.")
     parser.add_argument("what", nargs="*", help=f"{', '.join(MEASURES)}; all where none is given")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--turns", type=int, default=1000, help="most repetitions of one size")

@@ -133,7 +133,7 @@ WorkPointer Backend::allreduce_of_sparse(const at::Tensor& tensor, const c10d::A
   for (int rank = 1; rank < size_; ++rank) {
     if (all[rank].slice(0, 1).equal(all[0].slice(0, 1))) continue;
     refuse("all_reduce: the sparse tensor of rank " + std::to_string(rank) + " has the shape " + shape_of(rank) +
-           ", that of rank 0 " + shape_of(0) + "; all ranks must pass the same");
+           ", on rank 0 " + shape_of(0) + "; all ranks must pass the same");
   }
 
   struct Part {
@@ -277,7 +277,7 @@ WorkPointer Backend::allgather_coalesced(TensorLists& outputs, Tensors& inputs, 
     Tensors column;
     for (const Tensors& of_rank : outputs) {
       if (of_rank.size() != inputs.size())
-        refuse("all_gather_coalesced: a list of outputs is not as long as that of inputs");
+        refuse("all_gather_coalesced: a list of outputs is not as long as the list of inputs");
       column.push_back(of_rank[i]);
       operation.outputs.push_back(of_rank[i]);
     }

@@ -214,7 +214,7 @@ WorkPointer Backend::send(Tensors& tensors, int peer, int tag) {
 }
 
 WorkPointer Backend::recv(Tensors& tensors, int peer, int tag) {
-  if (peer < 0) refuse("recv: rank " + std::to_string(peer) + " is none of the group");
+  if (peer < 0) refuse("recv: rank " + std::to_string(peer) + " is not one of the group");
   return message(OpType::RECV, "maniple:recv", memory_of("recv", only("recv", tensors), Use::out), peer, tag);
 }
 

@@ -102,7 +102,7 @@ std::vector<HostSlots> parse_hosts(std::string_view text) {
     const std::string_view word = trimmed(text.substr(begin, end - begin));
     auto host = host_of(word);
     MANIPLE_REQUIRE(host.has_value(),
-                    "--hosts: \"{}\" is no host; expected NAME or NAME:PROCESSES, separated by commas", word);
+                    "--hosts: \"{}\" is not a host; expected NAME or NAME:PROCESSES, separated by commas", word);
     add_host(hosts, std::move(*host), "--hosts");
     begin = end + 1;
   }
@@ -128,8 +128,8 @@ std::vector<HostSlots> parse_hostfile(std::string_view text, std::string_view na
       if (!slots || host->slots != 0) host.reset();
       if (host) host->slots = *slots;
     }
-    MANIPLE_REQUIRE(host.has_value(), "{}:{}: \"{}\" is no host; expected NAME, NAME:4, NAME 4 or NAME slots=4", name,
-                    line_number, line);
+    MANIPLE_REQUIRE(host.has_value(), "{}:{}: \"{}\" is not a host; expected NAME, NAME:4, NAME 4 or NAME slots=4",
+                    name, line_number, line);
     add_host(hosts, std::move(*host), name);
   }
   MANIPLE_REQUIRE(!hosts.empty(), "{} names no host", name);

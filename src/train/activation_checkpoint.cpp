@@ -1,6 +1,6 @@
 // How it works. The first call runs with a graph, on inputs that are detached from the outer graph. The edges by which
-// that graph leaves the function, to parameters and to captured tensors, become the next edges of one node of ours, and
-// the graph is dropped with all its activations. In backward the node calls the function again, redirects the same
+// that graph leaves the function, to parameters and to captured tensors, become the next edges of one checkpoint node,
+// and the graph is dropped with all its activations. In backward the node calls the function again, redirects the same
 // edges of the new graph to nodes that collect the arriving gradients, runs autograd on the new graph, and passes the
 // collected gradients to its own next edges. So gradients reach parameters through the outer graph alone: hooks run
 // once, and the inner run affects nothing outside.

@@ -1,6 +1,6 @@
 // Mixed precision: autocast for a region, and loss scaling.
 //
-// On the CPU our own loop unscales and checks gradients, reading them once (before 2.3 LibTorch has no such loop for
+// On the CPU our own loop unscales and checks gradients, reading them once (before 2.3 LibTorch lacks this loop for
 // the CPU). Other devices use LibTorch's kernels for lists of tensors.
 #include <maniple/train/amp.h>
 

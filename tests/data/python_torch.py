@@ -168,7 +168,7 @@ class Model(torch.nn.Module):
 
 
 def script(folder):
-    # A script names the files it comes from: that of this one without the folders of whoever runs it.
+    # A script names the files it comes from: this one without the folders of the user.
     Model.forward.__code__ = Model.forward.__code__.replace(co_filename=os.path.basename(__file__))
     model = Model()
     with torch.no_grad():

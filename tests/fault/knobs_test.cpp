@@ -203,7 +203,7 @@ void join_with_another_rank_1(Rank& r) {
     EXPECT_TRUE(contains(caught.text, " on ranks 0, 2 (")) << caught;
     EXPECT_TRUE(contains(caught.text, "; it must be alike on all ranks")) << caught;
   }
-  // The same in other words is no difference.
+  // The same value, spelled differently, matches.
   if (r.rank == 1) ::setenv("MANIPLE_HEARTBEAT", "2.50", 1);
   r.init(r.init_options());
   int value = 1;

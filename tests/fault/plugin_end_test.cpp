@@ -105,7 +105,7 @@ TEST(PluginEnd, ARankThatGaveUpAtTheEndIsNotAwaitedInFinalize) {
   EXPECT_LT(result.elapsed.count(), 20.0);
 }
 
-// Nobody tells rank 1 that rank 0 is gone: it would wait for half an hour.
+// Rank 1 gets no notice that rank 0 is gone: it would wait for half an hour.
 TEST(PluginEnd, ARankThatIsGoneAtTheEndIsNotAwaited) {
   RunOptions run = options(2);
   run.expect_dead = {0};

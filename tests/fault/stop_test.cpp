@@ -1,4 +1,4 @@
-// Fault 3: a rank is stopped. The heartbeat tells the others; a short stop is no fault.
+// Fault 3: a rank is stopped. The heartbeat tells the others; a short stop is not a fault.
 #include <sys/types.h>
 
 #include <csignal>

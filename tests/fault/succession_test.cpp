@@ -22,7 +22,7 @@ enum class Way { leave, kill, stop };
 /// Those that go at the same time, each in its way.
 using Step = std::vector<std::pair<int, Way>>;
 
-constexpr double kSoon = 12;  // seconds; far below the limit of an operation, above that of a silent rank
+constexpr double kSoon = 12;  // seconds; far below an operation's limit, above a silent rank's
 
 std::vector<int> without(std::vector<int> ranks, const Step& step) {
   for (const auto& [rank, way] : step) std::erase(ranks, rank);
@@ -146,7 +146,7 @@ TEST_P(Succession, InAnyOrder) {
   }
 }
 
-// All leave at the end, each when it is ready: nobody takes a rank that has left for one that is lost, and what was
+// All leave at the end, each when it is ready: no rank takes one that has left for one that is lost, and what was
 // sent before is received.
 TEST_P(Succession, AllLeaveInAnyOrder) {
   for (int repetition = 0; repetition < 6; ++repetition) {

@@ -1,5 +1,5 @@
-// A rank that lives but does not come to an operation: after a while it is said who waits for whom, and then ever more
-// rarely.
+// A rank that lives but does not come to an operation: after a while the others report which ranks they wait for, and
+// then ever more rarely.
 #include <chrono>
 #include <thread>
 

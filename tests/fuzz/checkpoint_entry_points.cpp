@@ -14,7 +14,7 @@
 namespace maniple::fuzz {
 namespace {
 
-/// Whether every element of a view lies in so many bytes.
+/// Whether every element of a view lies in the `bytes` from `first` on.
 bool lies_in(const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides, std::string_view dtype,
              std::uint64_t first, std::uint64_t bytes) {
   require(shape.size() == strides.size());

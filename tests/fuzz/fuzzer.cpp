@@ -1,4 +1,4 @@
-// One fuzzer for each parser: MANIPLE_FUZZED is the name of its entry point, MANIPLE_FUZZED_SEEDS that of its seeds.
+// One fuzzer for each parser: MANIPLE_FUZZED names its entry point, MANIPLE_FUZZED_SEEDS its seeds.
 // The seeds are written into the folder that the variable MANIPLE_FUZZ_SEEDS names; give it to the fuzzer as a corpus.
 #include <cstddef>
 #include <cstdint>

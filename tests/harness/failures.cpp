@@ -47,7 +47,7 @@ std::string describe_current_exception() {
   } catch (const std::exception& error) {
     return std::string(typeid(error).name()) + ": " + error.what();
   } catch (...) {
-    return "something that is no std::exception";
+    return "something that is not a std::exception";
   }
 }
 

@@ -104,7 +104,7 @@ mapfile -t libraries < <(find "$work/shared" -name 'libmaniple*.so.*.*.*' -type 
 version=$(sed -nE 's/^#define MANIPLE_VERSION_STRING "(.*)".*/\1/p' "$here/../../include/maniple/version.h")
 for library in "${libraries[@]}"; do
   readelf -d "$library" >"$work/dynamic"
-  # Before 1.0 the binary interface is that of major.minor.
+  # Before 1.0 major.minor identifies the binary interface.
   interface=${version%.*}
   [[ $version == 0.* ]] || interface=${version%%.*}
   grep -qE "SONAME.*\[libmaniple(_train)?\.so\.$interface\]" "$work/dynamic" || { cat "$work/dynamic"; exit 1; }

@@ -1,4 +1,4 @@
-// Which cores ranks get: on machines that a stand-in for /sys describes, beside other jobs, and in real processes.
+// Which cores ranks get: on machines that a stand-in for /sys describes, next to other jobs, and in real processes.
 #include <gtest/gtest.h>
 
 #include <sys/stat.h>

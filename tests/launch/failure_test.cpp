@@ -350,7 +350,7 @@ TEST(Memory, TheLimitOfAWorkersOwnGroupIsTold) {
       << result.err;
 }
 
-// The kernel says "Resource temporarily unavailable", which is neither temporary nor helpful.
+// The kernel's text is "Resource temporarily unavailable", which is neither temporary nor helpful.
 TEST(Failure, ALimitOfProcessesIsNamed) {
   const ControlGroup group("pids");
   if (!group.made) GTEST_SKIP() << "no control group of version 1 here";
@@ -363,7 +363,7 @@ TEST(Failure, ALimitOfProcessesIsNamed) {
   }
 }
 
-// A frozen process cannot be killed: the launcher says so and goes.
+// A frozen process cannot be killed: the launcher reports it and ends.
 TEST(Failure, AProcessThatTheKernelHoldsIsLeftBehind) {
   const ControlGroup group("freezer");
   if (!group.made) GTEST_SKIP() << "no freezer of version 1 here";

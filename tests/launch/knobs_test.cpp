@@ -1,4 +1,4 @@
-// Variables of ours in the environment of `maniple run`: wrong values end it before anything is started, unknown names
+// MANIPLE_ variables in the environment of `maniple run`: wrong values end it before anything is started, unknown names
 // are spoken of once.
 #include <gtest/gtest.h>
 

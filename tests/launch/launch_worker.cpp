@@ -6,7 +6,7 @@
 //   part R         the same, but rank R leaves its group first
 //   cascade R      the same as quit, and the others abort a second group, of which rank R is no member
 //   report R FILE  rank R kills itself; when it is gone the others report that they lost it, print that and end with
-//                  exit code 1. Without a file it was no rank of this job
+//                  exit code 1. Without a file it was not a rank of this job
 //   recover R      all report that they lost rank R, print that and go on: exit code 0
 //   mismatch R     joins; rank R calls something else than the others, and all print that and end with exit code 1
 //   mismatch R out the same, but they print it on standard output, and a line before and after it
@@ -41,10 +41,10 @@ void die_before_the_others_report(bool dies, const std::string& file) {
     ::kill(::getpid(), SIGKILL);
   }
   ::signal(SIGTERM, SIG_IGN);
-  while (::access(file.c_str(), F_OK) != 0) ::usleep(1000);  // sleep: between two looks for the file
+  while (::access(file.c_str(), F_OK) != 0) ::usleep(1000);  // sleep: between two polls for the file
   pid_t pid = 0;
   std::ifstream(file) >> pid;
-  while (::kill(pid, 0) == 0) ::usleep(1000);  // sleep: between two looks for the process
+  while (::kill(pid, 0) == 0) ::usleep(1000);  // sleep: between two polls for the process
 }
 
 }  // namespace
@@ -62,7 +62,7 @@ int main(int argc, char** argv) try {
   if (word == "print") {
     std::printf("terminal %d colour %s term %s\nfirst\n", ::isatty(STDOUT_FILENO), std::getenv("NO_COLOR"),
                 std::getenv("TERM"));
-    while (::access(argv[2], F_OK) != 0) ::usleep(10'000);  // sleep: between two looks for the file
+    while (::access(argv[2], F_OK) != 0) ::usleep(10'000);  // sleep: between two polls for the file
     std::printf("last\nof them");
     std::abort();
   }

@@ -218,7 +218,7 @@ bool becomes_true(const std::function<bool()>& condition, double seconds) {
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
   while (!condition()) {
     if (Clock::now() >= end) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // sleep: between two looks at the condition
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // sleep: between two polls
   }
   return true;
 }

@@ -31,7 +31,7 @@ class Launched {
   const std::string& out() const noexcept { return out_; }
   const std::string& err() const noexcept { return err_; }
 
-  /// Reads until the text has come so many times. False when it ended, or after `seconds`, without that.
+  /// Reads until the text has appeared `times` times. False when it ended, or after `seconds`, without that.
   bool wait_for(const std::string& text, double seconds = 60, int times = 1);
   /// How many times the text has come so far.
   int count(const std::string& text) const;

@@ -91,7 +91,7 @@ class NameServer {
   std::thread thread_;
 };
 
-/// Starts it where /etc/resolv.conf names that server. The mounts are those of one thread and go with it.
+/// Starts it where /etc/resolv.conf names that server. The mounts belong to one thread and end with it.
 std::unique_ptr<Launched> start_with_slow_names(const std::vector<std::string>& arguments, Setting setting = {}) {
   const harness::TemporaryDirectory folder;
   std::ofstream(folder.path() + "/resolv.conf") << "nameserver " << kServer << "\noptions timeout:30 attempts:1\n";

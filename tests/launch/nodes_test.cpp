@@ -135,7 +135,7 @@ TEST(Nodes, ALostLauncherEndsTheJob) {
   }
 }
 
-// Someone on the path lets the launchers meet, and then changes a byte of what the master says.
+// Someone on the path lets the launchers meet, and then changes a byte of the master's messages.
 TEST(Nodes, WhatWasChangedOnTheWayIsNotExecuted) {
   const RendezvousSpot rendezvous;
   constexpr std::size_t kBehindTheHandshake = 200;
@@ -268,7 +268,7 @@ TEST(Nodes, AnotherSecretIsRefused) {
 
 TEST(Nodes, ATakenPortOfTheMasterIsNamed) {
   const RendezvousSpot rendezvous;
-  // A listener that is no launcher, and never answers.
+  // A listener that is not a launcher, and never answers.
   const UniqueFd holder = listen_on(Address::parse(rendezvous.place));
   for (const int rank : {0, -1}) {
     const auto node = rendezvous.node("2", rank, {"--join-timeout", "0.5", "true"});

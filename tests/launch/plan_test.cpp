@@ -132,7 +132,7 @@ TEST(OptionValues, Hostfile) {
     parse_hostfile("a\nb slots=none\n", "hosts.txt");
     FAIL();
   } catch (const InvalidArgument& error) {
-    EXPECT_NE(std::string(error.what()).find("hosts.txt:2: \"b slots=none\" is no host"), std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("hosts.txt:2: \"b slots=none\" is not a host"), std::string::npos)
         << error.what();
   }
   EXPECT_THROW(parse_hostfile("", "f"), InvalidArgument);

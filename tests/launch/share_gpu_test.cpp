@@ -1,4 +1,4 @@
-// `maniple run --share-gpu` with a program in place of NVIDIA's that behaves like it: the MPS daemon starts before the
+// `maniple run --share-gpu` with a program instead of NVIDIA's that behaves like it: the MPS daemon starts before the
 // ranks, and nothing is left of it however the job ends.
 #include <gtest/gtest.h>
 
@@ -67,7 +67,7 @@ case "$1" in
 esac
 )";
 
-// Each rank says what it finds, and whether the daemon answers it.
+// Each rank prints what it finds, and whether the daemon replies to it.
 constexpr const char* kLook =
     "echo get_server_list | nvidia-cuda-mps-control >/dev/null && "
     "echo pipe=$CUDA_MPS_PIPE_DIRECTORY log=$CUDA_MPS_LOG_DIRECTORY "
@@ -285,9 +285,9 @@ TEST_F(ShareGpu, TwoJobsHaveADaemonEach) {
   const std::string pipe = after(first.out(), "up=");
   EXPECT_NE(after(second.out, "pipe="), pipe);
   EXPECT_EQ(recorded("start"), 2);
-  EXPECT_EQ(recorded("quit"), 1) << "that of the second";
+  EXPECT_EQ(recorded("quit"), 1) << "the second job's";
   EXPECT_EQ(names_in(path("tmp")).size(), 1u);
-  EXPECT_EQ(names_in(pipe).empty(), false) << "that of the first is still there";
+  EXPECT_EQ(names_in(pipe).empty(), false) << "the first job's is still there";
   first.signal(SIGTERM);
   EXPECT_EQ(first.wait(), 143);
   EXPECT_EQ(recorded("quit"), 2);

@@ -30,7 +30,7 @@ struct Case {
   std::string describe(int size) const;
 };
 
-/// Memory of the device, ordinary or registered, in which calls find their buffers.
+/// Device memory, ordinary or registered, in which calls find their buffers.
 class Memory {
  public:
   Memory(Rank& rank, DevicePlugin& plugin, std::size_t bytes);

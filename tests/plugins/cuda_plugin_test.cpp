@@ -294,7 +294,7 @@ TEST(Cuda, ASlowProducerIsWaitedForAndStreamsFollowEachOther) {
                           operation.stream = stream;
                           place.plugin->enqueue(operation);
                           operation.stream =
-                              stream == other ? place.stream : other;  // after the first, without a wait of ours
+                              stream == other ? place.stream : other;  // after the first, without a wait in the test
                           place.plugin->enqueue(operation);
                           const Bytes got = download(rank, data, 4, operation.stream);
                           int value = 0;

@@ -1,4 +1,4 @@
-// Operations of a group on memory of a device, in the order of streams. With a GPU, or with
+// Operations of a group on device memory, in the order of streams. With a GPU, or with
 // host_device_plugin.cpp in its place.
 #include <gtest/gtest.h>
 
@@ -237,7 +237,7 @@ TEST_P(DeviceCalls, OfSeveralThreadsEndOnce) {
 // Freeing registered memory waits for all that the device does. The thread that watches, which drops what an operation
 // kept, must not: another operation may be waiting for a rank that never comes.
 TEST_P(DeviceCalls, TheWatchGoesOnWhenMemoryIsFreed) {
-  if (std::string(GetParam()) == "native") return;  // has no such memory on a device
+  if (std::string(GetParam()) == "native") return;  // lacks registered memory on a device
   run_ranks(ranks(2), [](Rank& r) {
     Place place;
     void* const streams[] = {place.stream(), place.stream()};

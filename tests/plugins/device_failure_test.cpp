@@ -1,4 +1,4 @@
-// What becomes of a group's operations on memory of a device when a rank is late, calls something else, leaves or dies.
+// What becomes of a group's operations on device memory when a rank is late, calls something else, leaves or dies.
 // With a GPU, or with host_device_plugin.cpp in its place.
 #include <csignal>
 #include <thread>

@@ -17,7 +17,7 @@
 namespace maniple::device_calls_test {
 
 inline constexpr std::size_t kFew = 1000;
-inline constexpr std::size_t kMany = 3'000'000;  // through memory of the host: in several pieces
+inline constexpr std::size_t kMany = 3'000'000;  // through host memory: in several pieces
 
 /// Streams and memory of one rank.
 class Place {
@@ -33,7 +33,7 @@ class Place {
     streams_.push_back(runtime_.make_stream(device_).handle);
     return streams_.back();
   }
-  /// Memory of the device, all of one value. Waits for a stream of its own alone.
+  /// Device memory, all of one value. Waits for a stream of its own alone.
   Buffer ints(std::size_t count, int value) {
     memory_.push_back(runtime_.make_memory(device_, count * sizeof(int)));
     auto* const data = reinterpret_cast<int*>(memory_.back());

@@ -34,7 +34,7 @@ class Rank {
   const std::shared_ptr<Store>& store() const noexcept { return store_; }
   void barrier();              ///< of the processes, on the host
   pid_t pid(int rank) const;   ///< of another rank
-  void expect_to_die() const;  ///< this rank's end by a signal is no failure
+  void expect_to_die() const;  ///< this rank's end by a signal is not a failure
   /// What this rank does from now on: a line of output, and a part of the message if the rank fails in it.
   void step(const std::string& what) const;
 
@@ -53,7 +53,7 @@ class Rank {
   std::uint64_t allocations_ = 0;
 };
 
-/// Runs `body` as so many processes. Returns what went wrong, empty if nothing: the text of the first rank that threw,
+/// Runs `body` as `size` processes. Returns what went wrong, empty if nothing: the text of the first rank that threw,
 /// or which were still running after `seconds`, with the steps that all were in. They are killed then; one that even
 /// that does not end, because the driver holds it, is left alone after some seconds.
 std::string run_ranks(int size, double seconds, const std::function<void(Rank&)>& body);

@@ -1,5 +1,5 @@
 // Operations captured into CUDA graphs, through a ProcessGroup: by the engines that can, and refused by name where they
-// go through memory of the host.
+// go through host memory.
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ void check(cudaError_t code, const char* call) {
 
 cudaStream_t captured_stream = nullptr;  // that Work::wait takes for the current one
 
-/// Memory of the device and a stream.
+/// Device memory and a stream.
 struct Place {
   Place() {
     CHECK(::cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

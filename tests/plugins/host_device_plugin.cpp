@@ -1,7 +1,7 @@
 // A device plugin whose device is this host, in the place of "cuda": what Maniple does around streams
 // (comm/group/device_calls.h) is tested by it where there is no GPU. A stream is a thread that runs what it is given in
-// order; memory of the device is any memory. The engine can sum up to 1024 int32 over the ranks of one host, and
-// barriers; all else goes through memory of the host.
+// order; device memory is any memory. The engine can sum up to 1024 int32 over the ranks of one host, and
+// barriers; all else goes through host memory.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -41,7 +41,7 @@ class AllStreams {
     streams_.push_back(std::make_shared<Progress>());
     return streams_.back();
   }
-  /// Waits until they have done what they hold now, as freeing memory of a GPU does.
+  /// Waits until they have done what they hold now, as freeing GPU memory does.
   void synchronize() {
     std::vector<std::pair<std::shared_ptr<Progress>, std::uint64_t>> awaited;
     {

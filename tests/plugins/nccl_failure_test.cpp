@@ -1,4 +1,4 @@
-// What the nccl plugin does when ranks are missing, late or dead; and what it costs beside bare NCCL.
+// What the nccl plugin does when ranks are missing, late or dead; and what it costs compared with bare NCCL.
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -168,7 +168,7 @@ TEST_F(NcclFailure, RanksLeaveAtDifferentTimes) {
   });
 }
 
-// ---- Beside bare NCCL -----------------------------------------------------------------------------------------------
+// ---- Compared with bare NCCL ---------------------------------------------------------------------------------------
 
 /// A communicator without Maniple.
 ncclComm_t bare_communicator(NcclRank& rank) {

@@ -3,7 +3,7 @@
 //   run_ranks(2, [](NcclRank& rank) { rank.make(); ... });
 //
 // NCCL refuses two ranks of one GPU unless it takes them for ranks of two hosts (NCCL_HOSTID). A check that fails
-// throws; the text is that of the test. The test's own process never calls CUDA: it must be able to fork.
+// throws, with the test's own text. The test's own process never calls CUDA: it must be able to fork.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -34,14 +34,14 @@ inline void cuda(cudaError_t result, const char* what) {
 }
 #define CUDA(call) ::maniple::gpu_tests::cuda(call, #call)
 
-/// From memory of the host that is not pinned: cudaMemcpy alone may return before the bytes are there, and the streams
+/// From host memory that is not pinned: cudaMemcpy alone may return before the bytes are there, and the streams
 /// of these tests do not wait for it.
 inline void copy_to(void* device, const std::vector<std::byte>& values) {
   CUDA(::cudaMemcpy(device, values.data(), values.size(), cudaMemcpyDefault));
   CUDA(::cudaStreamSynchronize(nullptr));
 }
 
-/// Memory of the device, filled from and read back to the host.
+/// Device memory, filled from and read back to the host.
 class DeviceBytes {
  public:
   explicit DeviceBytes(std::size_t bytes) : bytes_(bytes) {
@@ -104,7 +104,7 @@ void run_ranks(int size, const std::function<void(NcclRank&)>& body, const RunLi
 /// Empty, or why nothing can be tested here. Found in a process of its own.
 std::string why_not();
 
-/// The text of the error that `body` throws; fails if it throws none of that kind.
+/// The error text that `body` throws; fails if it throws none of that kind.
 std::string error_of(ErrorKind kind, const std::function<void()>& body);
 
 inline double now_s() {

@@ -145,7 +145,7 @@ class Numbers(torch.utils.data.Dataset):
 
 
 def data_loader(method):
-    """Workers of a DataLoader beside collectives."""
+    """Workers of a DataLoader while collectives run."""
     rank, size = init()
     dist.all_reduce(torch.ones(1))
     loader = torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=1, multiprocessing_context=method)

@@ -1,4 +1,4 @@
-"""Operations and DDP on tensors of a GPU that all ranks share, beside Gloo's results on the CPU. MANIPLE_TEST_BACKEND names the engine: host,
+"""Operations and DDP on tensors of a GPU that all ranks share, compared with Gloo's results on the CPU. MANIPLE_TEST_BACKEND names the engine: host,
 cuda or nccl. With the argument "lost" alone: a rank dies while another waits; with "bound": the group has a device."""
 
 import datetime

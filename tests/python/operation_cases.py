@@ -1,4 +1,4 @@
-"""Every operation of the backend, beside Gloo's result where Gloo has the operation, otherwise beside what it is defined to be."""
+"""Every operation of the backend, compared with Gloo's result where Gloo has the operation, otherwise with its definition."""
 
 import datetime
 
@@ -531,7 +531,7 @@ def case_refusals(gloo):
     refused(lambda: dist.all_reduce(torch.ones(3).to_sparse(), dist.ReduceOp.MAX), maniple_torch.Unsupported)
     refused(lambda: dist.all_reduce(torch.ones(3, 3).to_sparse_csr()), sparse)
     if dist.get_world_size() > 1:
-        refused(lambda: dist.all_reduce(torch.ones(3 + dist.get_rank()).to_sparse()), text="has the shape [4] with 1 sparse, that of rank 0 [3]")
+        refused(lambda: dist.all_reduce(torch.ones(3 + dist.get_rank()).to_sparse()), text="has the shape [4] with 1 sparse, on rank 0 [3]")
     refused(lambda: dist.all_gather([torch.ones(1)] * (dist.get_world_size() + 1), torch.ones(1)))
     refused(lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND))
     assert issubclass(maniple_torch.InvalidArgument, ValueError) and issubclass(maniple_torch.PeerLost, RuntimeError)

@@ -11,7 +11,7 @@ from ranks import HERE, free_port, launch
 MANIPLE = os.environ.get("PROGRAM_UNDER_TEST", "maniple")
 LAUNCHERS = {
     "torchrun": lambda: [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2",
-                         # Without these, that of PyTorch 1.13 fails under Python 3.11.
+                         # Without these, PyTorch 1.13's fails under Python 3.11.
                          "--redirects=1", "--tee=1", f"--master_port={free_port()}"],
     "maniple run": lambda: [MANIPLE, "run", "-n", "2", sys.executable],
 }
@@ -34,7 +34,7 @@ def program(name):
 
 
 # Every Python program of five introductions to distributed training, completed where they leave a gap, with
-# backend="maniple". "done": how many ranks say so.
+# backend="maniple". "done": how many ranks print it.
 #
 #   introduction                              its program                                          here
 #   Distributed Computing with PyTorch        the call of torch.multiprocessing.spawn              spawn_with_config.py,

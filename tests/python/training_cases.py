@@ -1,4 +1,4 @@
-"""What stands on a backend: DDP and its hooks, join, ZeRO, FSDP, DeviceMesh, DTensor, checkpoints. Beside Gloo, step by step."""
+"""What stands on a backend: DDP and its hooks, join, ZeRO, FSDP, DeviceMesh, DTensor, checkpoints. Compared with Gloo, step by step."""
 
 import copy
 import os

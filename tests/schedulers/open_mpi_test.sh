@@ -10,7 +10,7 @@ mpirun=$(command -v mpirun.openmpi || command -v mpirun) || skip "Open MPI is no
 as_root=()
 ((EUID != 0)) || as_root=(--allow-run-as-root)
 version=$("$mpirun" "${as_root[@]}" --version 2>&1 || true)
-[[ $version == *"Open MPI"* || $version == *"OpenRTE"* ]] || skip "$mpirun is not that of Open MPI"
+[[ $version == *"Open MPI"* || $version == *"OpenRTE"* ]] || skip "$mpirun is not Open MPI's"
 
 expect_ranks 1 "$mpirun" "${as_root[@]}" --oversubscribe -n 1 "$program"
 expect_ranks 4 "$mpirun" "${as_root[@]}" --oversubscribe -n 4 "$program"

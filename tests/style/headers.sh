@@ -2,7 +2,7 @@
 # Every public header compiles alone, and twice in a row. Usage: headers.sh COMPILER ROOT [FLAGS OF LIBTORCH]
 #
 # Those that need LibTorch are compiled if its flags are given. A compiler that comes to the end of a file makes the
-# templates that LibTorch's headers mention, which takes it seconds, for each of ours: so an error that it cannot pass
+# templates that LibTorch's headers mention, which takes it seconds, for each header: so an error that it cannot pass
 # stands at the end, and a header is well when this error is the only one.
 set -euo pipefail
 compiler=${1:?the C++ compiler}

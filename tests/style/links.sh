@@ -11,7 +11,7 @@ set -euo pipefail
 cd "${1:-$(dirname "$0")/../..}"
 site=${2:-}
 
-# Sources in those of the given folders that exist.
+# Sources in the given folders, as far as they exist.
 sources() {
   local folders=()
   for folder in "$@"; do [[ ! -d $folder ]] || folders+=("$folder"); done

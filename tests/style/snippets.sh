@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Compiles every ```cpp block of README.md and docs/ that is no whole program (those are built and run, see
+# Compiles every ```cpp block of README.md and docs/ that is not a whole program (those are built and run, see
 # programs.sh). Usage: snippets.sh COMPILER [ROOT [FLAGS OF LIBTORCH]]
 #
-# A block becomes a function with a group called `world` in scope. Blocks that need LibTorch (those of documents that
+# A block becomes a function with a group called `world` in scope. Blocks that need LibTorch (in documents that
 # mention torch::) are compiled if its flags are given, all in one translation unit, because its headers take seconds:
 # each block is a namespace, its includes go to the top, and functions also see what tests/style/snippet_scope.h
 # declares.

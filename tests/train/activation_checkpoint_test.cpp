@@ -247,7 +247,7 @@ TEST(ActivationCheckpoint, NothingIsKeptBetweenForwardAndBackward) {
   EXPECT_EQ(Counted::alive, 0);
   y.sum().backward();
   EXPECT_EQ(Counted::alive, 0);
-  EXPECT_EQ(most, 2);               // those of one of the four parts
+  EXPECT_EQ(most, 2);               // of one of the four parts
   EXPECT_EQ(token.use_count(), 1);  // the functions are dropped by backward, although y is still there
   Tensor never = checkpoint([token](const Tensor& a) { return a * 2; }, x);
   never = Tensor();

@@ -162,7 +162,7 @@ Gradients reference_of(const torch::Tensor& batch) {
   return gradients_of(*net);
 }
 
-// Eleven small batches in groups of four: 4, 4, 3. Each group's gradient is that of the whole batch.
+// Eleven small batches in groups of four: 4, 4, 3. Each group's gradient equals the whole batch's.
 TEST(Accumulation, EqualsTheLargeBatch) {
   for (const int n : {1, 2, 3}) {
     for (const bool view : {true, false}) {

@@ -46,7 +46,7 @@ inline Gradients gradients_of(const torch::nn::Module& module) {
   return result;
 }
 
-/// The rows of a batch that are rank r's of n, equally many for each.
+/// The rows of a batch that are rank r's of n, the same number for each.
 inline torch::Tensor shard(const torch::Tensor& batch, int rank, int n) {
   const std::int64_t rows = batch.size(0) / n;
   return batch.narrow(0, rank * rows, rows);

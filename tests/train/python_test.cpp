@@ -161,7 +161,7 @@ void check_optimizers(const std::string& folder) {
         for (auto& group : optimizer->param_groups()) group.options().set_lr(123);  // to be replaced
         Dict state = below(file, at + ".");
         for (int i = 0; i < 2; ++i) state.erase("parameter." + std::to_string(i));
-        for (auto& [key, tensor] : state) tensor = tensor.clone();  // those of the file are mapped
+        for (auto& [key, tensor] : state) tensor = tensor.clone();  // the file's own are mapped
         optim::load_state_dict(*optimizer, state);
       }
       train(*optimizer, parameters, file, from, kSteps);

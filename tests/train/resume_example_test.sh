@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# 05_ddp_mnist is killed in the middle of its first epoch and goes on with another number of ranks; then it is told to
-# stop, and goes on again, to the end: in all it makes as many steps as without. Usage: ... MANIPLE PROGRAM
+# 05_ddp_mnist is killed in the middle of its first epoch and goes on with another number of ranks; then it gets a
+# signal to stop, and goes on again, to the end: in all it makes as many steps as without. Usage: ... MANIPLE PROGRAM
 set -euo pipefail
 maniple=$1
 program=$2
@@ -24,7 +24,7 @@ start() {
   job=$!
   until [[ $(newest) -ge $2 ]]; do
     kill -0 "$job" 2>/dev/null || fail "it ended before step $2:"
-    sleep 0.05  # sleep: between two looks
+    sleep 0.05  # sleep: between two polls
   done
 }
 

@@ -43,6 +43,6 @@ expect "epoch 1: loss"
 if "$program" --nprocs 0 >"$scratch/output" 2>&1; then echo "0 processes were started" && exit 1; fi
 expect "spawn: nprocs is 0"
 if "$program" --batch-size 7 >"$scratch/output" 2>&1; then echo "7 samples were divided by 2" && exit 1; fi
-expect "a batch of 7 is no multiple of 2 processes"
+expect "a batch of 7 is not a multiple of 2 processes"
 if "$program" --epochs many >"$scratch/output" 2>&1; then echo "many epochs" && exit 1; fi
 expect '--epochs is "many"; expected a number'

@@ -103,7 +103,7 @@ TEST(GracefulStop, WrongOptions) {
   GracefulStop works;  // the failed ones left nothing behind
 }
 
-// Nobody asks a child whether it should stop; a worker of a data loader that its parent ends must not live on.
+// A child does not check whether it should stop; a worker of a data loader that its parent ends must not live on.
 TEST(GracefulStop, ASignalEndsAForkedChild) {
   GracefulStop stop;
   const pid_t child = ::fork();
@@ -196,7 +196,7 @@ int updates_until_stop(EarlyStoppingOptions options, const std::vector<double>& 
 TEST(EarlyStopping, PatienceDeltaAndMode) {
   const double nan = std::nan("");
   const double infinity = INFINITY;
-  EXPECT_EQ(updates_until_stop({.patience = 1}, {3, 2, 1, 1}), 4) << "equal is no better";
+  EXPECT_EQ(updates_until_stop({.patience = 1}, {3, 2, 1, 1}), 4) << "equal does not count as better";
   EXPECT_EQ(updates_until_stop({.patience = 2}, {3, 4, 2, 4, 4}), 5) << "an improvement starts the wait anew";
   EXPECT_EQ(updates_until_stop({.patience = 2, .min_delta = 0.5}, {3, 2.6, 2.5}), 3);
   EXPECT_EQ(updates_until_stop({.patience = 2, .min_delta = 0.5}, {3, 2.6, 2.4, 3, 3}), 5);

@@ -1,7 +1,7 @@
 // A training for the tests of stopping: stop_worker FOLDER STEPS [HOLD_AT]
 //
 // Goes on from the checkpoint in the folder if there is one, ends after STEPS steps with the hash of its weights, or
-// when it is asked to stop, with a checkpoint. At step HOLD_AT rank 0 waits until a signal has arrived, so that it
+// when a stop is requested, with a checkpoint. At step HOLD_AT rank 0 waits until a signal has arrived, so that it
 // arrives in the middle.
 #include <unistd.h>
 
@@ -50,7 +50,7 @@ int main(int argc, char** argv) try {
     if (step == hold_at && rank == 0) {
       std::printf("holding\n");
       std::fflush(stdout);
-      // sleep: between two looks at the condition
+      // sleep: between two polls
       while (!stop.requested()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     const auto x = torch::randn({8, 4});

@@ -1,5 +1,5 @@
 // What LibTorch starts when it is first used is there before threads and descriptors are counted: the threads of its
-// autograd engine and of its pools, and where it has CUDA, those of the driver.
+// autograd engine and of its pools, and where it has CUDA, of the driver.
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 

@@ -30,7 +30,7 @@ struct DdpRow {
 struct DdpRequest {
   std::vector<std::string> models;  ///< empty: all
   std::vector<int> ranks = {2};
-  int iterations = 0;  ///< steps of each kind; 0: as many as fit into `seconds`
+  int iterations = 0;  ///< steps of each kind; 0: as `seconds` allow
   double seconds = 5;  ///< time for the steps of each kind
   double timeout_s = 300;
   int repeat = 1;  ///< measurements of each; the one with the median efficiency counts

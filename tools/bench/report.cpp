@@ -137,7 +137,7 @@ std::string context(const Row& row) {
   if (!row.algorithm.empty() && row.algorithm != "auto") text += ", algorithm " + row.algorithm;
   if (row.hosts > 1) text += fmt::format(", {} hosts", row.hosts);
   if (!row.link.empty()) text += ", links of " + row.link;
-  if (row.busy != 0) text += fmt::format(", beside {} busy process{}", row.busy, row.busy == 1 ? "" : "es");
+  if (row.busy != 0) text += fmt::format(", with {} busy process{}", row.busy, row.busy == 1 ? "" : "es");
   if (row.rewritten) text += ", inputs rewritten";
   return text;
 }

@@ -68,7 +68,7 @@ struct WorkItem {
   std::string algorithm;            ///< empty: the system's own choice
   bool rewrite = false;             ///< inputs are rewritten before each call, untimed
 
-  int iterations = 0;      ///< 0: as many as fit into the budget
+  int iterations = 0;      ///< 0: as the time budget allows
   int warmup = -1;         ///< -1: by time
   double budget_s = 0.25;  ///< time for the timed calls of one row
   double timeout_s = 300;  ///< for the whole item

@@ -341,11 +341,11 @@ std::function<int()> declare_bench(CLI::App& app) {
   app.add_flag("--rewrite", arguments->rewrite,
                "write the inputs anew before each call, as a program does that has just computed them (not timed)")
       ->group(what);
-  takes_whole_number(
-      app.add_option("--busy", arguments->busy, "run this many processes beside the ranks that compete for the cores")
-          ->capture_default_str()
-          ->group(what),
-      0, kMaxRanks);
+  takes_whole_number(app.add_option("--busy", arguments->busy,
+                                    "run this many extra processes that compete with the ranks for the cores")
+                         ->capture_default_str()
+                         ->group(what),
+                     0, kMaxRanks);
 
   const char* with = "What to compare with";
   app.add_flag("--peers", arguments->peers, "measure the installed peers in turn with us")->group(with);
@@ -371,7 +371,7 @@ std::function<int()> declare_bench(CLI::App& app) {
 
   const char* how = "How to measure";
   takes_whole_number(
-      app.add_option("--iterations", arguments->iterations, "timed calls of a row; 0: as many as fit the budget")
+      app.add_option("--iterations", arguments->iterations, "timed calls per row; 0: as the time budget allows")
           ->capture_default_str()
           ->group(how),
       0);

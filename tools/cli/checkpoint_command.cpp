@@ -260,15 +260,15 @@ std::function<int()> declare_checkpoint(CLI::App& app) {
     command->parse_complete_callback([action, run] { *action = run; });
     return command;
   };
-  declare("ls", "list the checkpoints of a folder: steps, sizes, ranks, parts", list)
+  declare("ls", "list the checkpoints in a folder: steps, sizes, ranks, parts", list)
       ->add_flag("--json", arguments->json, "a list for programs instead of a table");
   declare("verify", "read every file and compare it with what was saved; exit status 1 if one is damaged", verify);
   declare("merge", "write one safetensors file for each part into a new folder", rewrite)
       ->add_option("OUT", arguments->out, "the new folder")
       ->required();
-  CLI::App* split = declare("split", "write one file for each of so many ranks into a new folder", rewrite);
+  CLI::App* split = declare("split", "write one file for each of RANKS ranks into a new folder", rewrite);
   split->add_option("OUT", arguments->out, "the new folder")->required();
-  takes_whole_number(split->add_option("RANKS", arguments->ranks, "how many")->required(), 1,
+  takes_whole_number(split->add_option("RANKS", arguments->ranks, "the number of ranks")->required(), 1,
                      static_cast<std::int64_t>(kMostFilesOfCheckpoint) - 1);
   app.require_subcommand(1);
   return [arguments, action] {

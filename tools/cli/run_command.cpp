@@ -295,7 +295,7 @@ std::function<int()> declare_run(CLI::App& app) {
              "runs here")
       ->group(ranks);
   takes_whole_number(app.add_option("--cores-per-process", options.cores_per_process,
-                                    "so many cores for each process, not all of the machine's")
+                                    "cores for each process; default: an equal part of the machine's cores")
                          ->type_name("C")
                          ->group(ranks),
                      1);
@@ -381,7 +381,7 @@ std::function<int()> declare_run(CLI::App& app) {
 
   const char* failure = "Failure";
   takes_whole_number(app.add_option("--max-restarts,--max_restarts", options.restarts.max_restarts,
-                                    "start the group again so many times")
+                                    "number of times to start the group again")
                          ->type_name("K")
                          ->capture_default_str()
                          ->group(failure),

@@ -15,8 +15,8 @@
 //     scaler.update();
 //   }
 //
-// Both classes work like those of torch.amp, with the same numbers. The dtype of gradient communication is independent:
-// communication hooks ("fp16", "bf16": comm_hooks.h) select it.
+// Both classes work like their torch.amp namesakes, with the same numbers. The dtype of gradient communication is
+// independent: communication hooks ("fp16", "bf16": comm_hooks.h) select it.
 //
 // bfloat16 has the range of float32 and needs no scaler. float16 does not: gradients below 6e-8 become zero. Therefore
 // the loss is multiplied by a large *scale*, and gradients are divided by it before the step. The scale adapts itself:

@@ -13,8 +13,8 @@
 //
 // A schedule is a function of the step number and of a parameter group's base learning rate, which is the rate in the
 // group's options when the scheduler is made. The value depends on the step number alone, so rounding errors do not
-// accumulate, and any step can be evaluated. The formulas are those of torch.optim.lr_scheduler. Schedules work with
-// all optimizers; every parameter group has its own base rate.
+// accumulate, and any step can be evaluated. The formulas are the same as in torch.optim.lr_scheduler. Schedules work
+// with all optimizers; every parameter group has its own base rate.
 //
 // Checkpoints. Checkpoint::add takes schedulers. It saves the step number and the base rates; the program supplies the
 // schedule itself.

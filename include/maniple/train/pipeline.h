@@ -22,9 +22,9 @@
 //           micro-batch. Micro-batches are weighted by their rows, so the loss is the mean over the batch, and the
 //           gradients are its gradients. They are added to `grad`, as by any backward. Only the rank of the first stage
 //           uses the input, and only the rank of the last stage uses the target; other ranks may pass anything.
-// Exact     With every schedule, gradients are bit for bit those of one process that computes the same micro-batches
-//           one after the other. Gradients of tied parameters, and averages over data_group, are summed in another
-//           order and equal up to rounding. (Modules that depend on the whole batch, such as batch norm, see
+// Exact     With every schedule, gradients equal, bit for bit, the gradients of one process that computes the same
+//           micro-batches one after the other. Gradients of tied parameters, and averages over data_group, are summed
+//           in another order and equal up to rounding. (Modules that depend on the whole batch, such as batch norm, see
 //           micro-batches. Each rank draws its own random numbers.)
 // Messages  Activations and gradients are sent while the next micro-batch is computed, and receives are posted ahead.
 //           Shapes are sent in the first step, and again when rows, shapes, dtypes, train(), requires_grad or autocast

@@ -2,7 +2,7 @@
 //
 // Plain batch norm normalises each rank's part of the batch with the mean and variance of that part, which are noisy if
 // a rank has few samples. With synchronised batch norm the ranks exchange their statistics. Results of forward and
-// backward, and the running statistics, are then those of plain batch norm on the whole batch.
+// backward, and the running statistics, then equal plain batch norm on the whole batch.
 //
 //   auto net = std::make_shared<Net>();            // has torch::nn::BatchNorm2d as members, or in Sequentials
 //   maniple::convert_sync_batchnorm(net);          // now they are synchronised

@@ -75,7 +75,7 @@ BackendChoice parse_backend(std::string_view text) {
   if (choice.host == nullptr) choice = {&find_backend("native"), choice.device, false};
   // "cuda:native" means through host memory, which a host backend does by itself.
   if (choice.device != nullptr && choice.device->make != nullptr) {
-    MANIPLE_REQUIRE(choice.device == choice.host, "backend \"{}\": memory of a GPU goes through {}; write \"{}\"", text,
+    MANIPLE_REQUIRE(choice.device == choice.host, "backend \"{}\": GPU memory goes through {}; write \"{}\"", text,
                     choice.host->name, choice.host->name);
     choice.device = nullptr;
   }

@@ -23,7 +23,8 @@ bool crc32c_has_wide() noexcept;
 }  // namespace maniple
 
 // Compile-time CRC-32C arithmetic. A 32-bit value is a polynomial over GF(2) with its bits reversed: the highest bit is
-// the coefficient of x^0, the lowest that of x^31. Used for constants only; the program contains none of this code.
+// the coefficient of x^0, the lowest the coefficient of x^31. Used for constants only; the program contains none of
+// this code.
 namespace MANIPLE_API maniple {
 namespace crc32c_polynomial {
 

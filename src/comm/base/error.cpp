@@ -16,7 +16,7 @@ std::string errno_text(int code) { return std::system_category().message(code); 
 std::string start_error_text(int code) {
   if (code != EAGAIN) return errno_text(code);
   return fmt::format(
-      "{}: the limit of processes and threads is reached, that of this user (ulimit -u) or of its control "
+      "{}: the limit of processes and threads is reached, for this user (ulimit -u) or its control "
       "group (pids.max); start fewer, or raise it",
       errno_text(code));
 }

@@ -31,7 +31,7 @@ static_assert(same(DeviceType::cpu, MANIPLE_CPU) && same(DeviceType::cuda, MANIP
 
 Device device_from(int device, int index) {
   if (device == MANIPLE_CPU) return {};
-  if (device != MANIPLE_CUDA) throw InvalidArgument("device " + std::to_string(device) + " is none of maniple/c.h");
+  if (device != MANIPLE_CUDA) throw InvalidArgument("device " + std::to_string(device) + " is not one of maniple/c.h");
   if (index < 0 || index > std::numeric_limits<std::int16_t>::max())
     throw InvalidArgument("the index of a GPU is " + std::to_string(index));
   return Device::cuda(index);
@@ -40,14 +40,14 @@ Device device_from(int device, int index) {
 // Rejects values outside the enumerations, as enumerators index tables.
 Buffer buffer_from(const maniple_buffer* buffer) {
   if (buffer->dtype < 0 || buffer->dtype >= kDTypeCount)
-    throw InvalidArgument("dtype " + std::to_string(buffer->dtype) + " is none of maniple/c.h");
+    throw InvalidArgument("dtype " + std::to_string(buffer->dtype) + " is not one of maniple/c.h");
   return {buffer->data, buffer->count, static_cast<DType>(buffer->dtype),
           device_from(buffer->device, buffer->device_index)};
 }
 
 ReduceOp op_from(const maniple_reduce_op& op) {
   if (op.kind < 0 || op.kind >= ReduceOp::kKindCount)
-    throw InvalidArgument("reduce op " + std::to_string(op.kind) + " is none of maniple/c.h");
+    throw InvalidArgument("reduce op " + std::to_string(op.kind) + " is not one of maniple/c.h");
   if (op.kind == MANIPLE_PREMUL_SUM) return ReduceOp::premultiplied(op.factor);
   return static_cast<ReduceOp::Kind>(op.kind);
 }

@@ -15,7 +15,7 @@ std::vector<Work> DeviceCalls::start_messages(std::span<const PointToPoint> oper
   group_.require_usable(operations.front().op, call);
   for (const PointToPoint& p2p : operations) {
     const Device device = p2p.op == Op::send ? p2p.out.device : p2p.in.device;
-    MANIPLE_REQUIRE(!device.is_cpu(), "{}: a batch has memory of the host and of a GPU; start one batch for each",
+    MANIPLE_REQUIRE(!device.is_cpu(), "{}: a batch mixes host and GPU memory; start one batch for each",
                     to_string(p2p.op));
     require_device(device, p2p.op);
   }

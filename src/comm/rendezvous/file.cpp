@@ -123,7 +123,7 @@ RendezvousResult rendezvous_by_file(const InitOptions& options, Deadline deadlin
     require_same_world_size(*store, *world_size, path);
     if (result.identity.secret.is_none()) {
       const auto secret = parse_secret(store->compare_set(kSecret, "", hex_of(Secret::random())));
-      MANIPLE_REQUIRE(secret.has_value(), "{}: the secret in the file is no secret; remove the file",
+      MANIPLE_REQUIRE(secret.has_value(), "{}: the secret in the file is not a secret; remove the file",
                       options.init_method);
       result.identity.secret = *secret;
     }

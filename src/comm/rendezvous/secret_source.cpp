@@ -53,7 +53,7 @@ std::string read_from(int fd, const std::string& what) {
 
 Secret parse_or_throw(const std::string& bytes, const std::string& what) {
   const auto secret = parse_secret(bytes);
-  MANIPLE_REQUIRE(secret.has_value(), "{} holds {} bytes that are no secret; {}", what, bytes.size(), kExpected);
+  MANIPLE_REQUIRE(secret.has_value(), "{} holds {} bytes that are not a secret; {}", what, bytes.size(), kExpected);
   return *secret;
 }
 

@@ -121,7 +121,8 @@ RendezvousResult rendezvous_by_tcp(const RankAssignment& assignment, Deadline de
   const std::vector<Address> addresses = Address::resolve(assignment.host, assignment.port, deadline);
   for (const Address& address : addresses) {
     MANIPLE_REQUIRE(!address.is_wildcard(),
-                    "the master address is {}, which means every address; expected that of one host", assignment.host);
+                    "the master address is {}, which means every address; expected the address of one host",
+                    assignment.host);
     require_secret_off_loopback(result.identity.secret, address, fmt::format("the master address {}", assignment.host),
                                 assignment.rank == 0);
   }

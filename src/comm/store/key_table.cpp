@@ -63,8 +63,8 @@ std::int64_t sum_of(std::string_view key, const std::string* value, std::int64_t
   if (value != nullptr) {
     const char* last = value->data() + value->size();
     const auto [end, error] = std::from_chars(value->data(), last, number);
-    MANIPLE_REQUIRE(error == std::errc() && end == last, "add to store key {}: it holds {}, which is no whole number",
-                    printable(key), printable(*value));
+    MANIPLE_REQUIRE(error == std::errc() && end == last,
+                    "add to store key {}: it holds {}, which is not a whole number", printable(key), printable(*value));
   }
   std::int64_t sum = 0;
   MANIPLE_REQUIRE(!__builtin_add_overflow(number, delta, &sum), "add to store key {}: {} + {} does not fit 64 bits",

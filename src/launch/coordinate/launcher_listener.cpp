@@ -33,8 +33,8 @@ std::vector<Address> addresses_of(const MasterAddress& place, const Secret& secr
     throw InvalidArgument(fmt::format("--master {}: {}", to_string(place), error.what()));
   }
   for (const Address& address : addresses) {
-    MANIPLE_REQUIRE(!address.is_wildcard(), "--master is {}, which means every address; expected that of one host",
-                    place.host);
+    MANIPLE_REQUIRE(!address.is_wildcard(),
+                    "--master is {}, which means every address; expected the address of one host", place.host);
     if (secret.is_none()) {
       try {
         require_secret_off_loopback(secret, address, fmt::format("--master {}", place.host));

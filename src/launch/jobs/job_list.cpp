@@ -136,7 +136,7 @@ std::vector<JobInfo> running_jobs_in(const std::string& path) {
     const auto text = contents(directory.get(), name);
     auto job = text ? decode_job(*text) : std::nullopt;
     if (!job) {
-      log_debug("{}/{} is no record of a job", path, name);
+      log_debug("{}/{} is not a job record", path, name);
       continue;
     }
     if (job->pid_space != here) continue;  // its pids are meaningless here

@@ -62,7 +62,7 @@ bool is_for_shell(const std::string& path) {
 }
 
 std::string exec_error_text(const std::string& path, int code) {
-  if (code == ENOEXEC) return "it is no program for this machine, or only a part of one (Exec format error)";
+  if (code == ENOEXEC) return "it is not a program for this machine, or only a part of one (Exec format error)";
   if (code != ENOENT || ::access(path.c_str(), F_OK) != 0) return start_error_text(code);
   const std::string text = beginning_of(path);
   if (!text.starts_with("#!")) return "the loader or interpreter that it names is not there (see `file` and `ldd`)";

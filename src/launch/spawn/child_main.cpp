@@ -79,7 +79,7 @@ void write_report(int fd, const SpawnReport& report) noexcept {
 
 std::string read_payload(int fd) {
   struct stat status{};
-  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) throw ProtocolError("the payload is no file");
+  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) throw ProtocolError("the payload is not a file");
   std::string bytes(static_cast<std::size_t>(status.st_size), '\0');
   std::size_t done = 0;
   while (done < bytes.size()) {

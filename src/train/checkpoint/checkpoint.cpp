@@ -47,7 +47,7 @@ std::string what_is_left(const std::string& folder) {
   try {
     const auto steps = list_checkpoints(folder);
     if (steps.empty()) return "there is no checkpoint yet";
-    return format_text("the newest one is still that of step {}", steps.front());
+    return format_text("the newest one is still from step {}", steps.front());
   } catch (const Error& error) {
     return error.what();
   }

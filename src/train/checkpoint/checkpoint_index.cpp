@@ -93,7 +93,7 @@ IndexedPart read_part(const std::string& name, const Json& json, std::size_t fil
   }
   for (const auto& [key, text] : texts->items()) {
     if (!text.is_string())
-      throw ProtocolError(format_text("\"{}\" of part \"{}\" is no text", shown_name(key), shown_name(name)));
+      throw ProtocolError(format_text("\"{}\" of part \"{}\" is not text", shown_name(key), shown_name(name)));
     part.texts[key] = text.get<std::string>();
   }
   for (const auto& [key, tensor] : tensors->items()) part.tensors[key] = read_tensor(name, key, tensor, files);

@@ -99,7 +99,8 @@ std::string text_of(std::int64_t value) { return std::to_string(value); }
 double real_of(const std::string& text) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
-  if (text.empty() || end != text.c_str() + text.size()) throw ProtocolError(format_text("\"{}\" is no number", text));
+  if (text.empty() || end != text.c_str() + text.size())
+    throw ProtocolError(format_text("\"{}\" is not a number", text));
   return value;
 }
 
@@ -107,7 +108,7 @@ std::int64_t integer_of(const std::string& text) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size())
-    throw ProtocolError(format_text("\"{}\" is no whole number", text));
+    throw ProtocolError(format_text("\"{}\" is not a whole number", text));
   return value;
 }
 

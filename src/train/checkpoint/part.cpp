@@ -216,7 +216,7 @@ TensorBox box_of(const TensorShard& shard) {
 SavedPart::SavedPart(SavedCheckpoint& checkpoint, const std::string& name) : checkpoint_(&checkpoint), name_(name) {
   const auto found = checkpoint.index().parts.find(name);
   if (found == checkpoint.index().parts.end()) {
-    throw ProtocolError(format_text("{}: the checkpoint has no such part", checkpoint.place_of(name)));
+    throw ProtocolError(format_text("{}: the checkpoint lacks this part", checkpoint.place_of(name)));
   }
   for (const auto& [key, tensor] : found->second.tensors)
     tensors_[key] = {scalar_type_of(tensor.dtype, key), tensor.shape};
@@ -313,7 +313,7 @@ NamedState whole_state(const PartState& state, const std::string& part) {
   for (const PartState::Tensor& tensor : state.tensors) {
     MANIPLE_REQUIRE(
         !tensor.shard.local.defined() || tensor.shard.local.sizes().vec() == tensor.shard.shape,
-        "tensor \"{}\" of part \"{}\" is a shard of [{}]; CheckpointOptions::sharded saves those of all ranks",
+        "tensor \"{}\" of part \"{}\" is a shard of [{}]; CheckpointOptions::sharded saves the shards of all ranks",
         tensor.shard.name, part, joined(tensor.shard.shape));
     named.tensors[tensor.shard.name] = tensor.shard.view.empty() || !tensor.shard.local.defined()
                                            ? tensor.shard.local

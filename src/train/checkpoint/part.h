@@ -23,7 +23,7 @@ struct PartState {
     bool of_lowest_rank = false;  ///< see HeldBox
   };
   enum class Texts {
-    of_rank_0,  ///< texts may differ; those of rank 0 are saved
+    of_rank_0,  ///< texts may differ; rank 0's are saved
     equal,      ///< texts must be equal on all ranks
     united,     ///< texts of all ranks are saved
   };

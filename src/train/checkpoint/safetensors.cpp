@@ -35,7 +35,7 @@ constexpr std::array kElementTypes = {
 std::uint64_t get_offset(const Json& value, const std::string& name) {
   // The parser has other types for negative numbers and fractions.
   if (!value.is_number_unsigned())
-    throw ProtocolError(format_text("tensor \"{}\": an offset is no whole number", shown_name(name)));
+    throw ProtocolError(format_text("tensor \"{}\": an offset is not a whole number", shown_name(name)));
   return value.get<std::uint64_t>();
 }
 
@@ -43,7 +43,7 @@ SafetensorsEntry entry_of(const std::string& name, const Json& value) {
   const auto wrong = [&](std::string_view what) {
     return ProtocolError(format_text("tensor \"{}\": {}", shown_name(name), what));
   };
-  if (!value.is_object()) throw wrong("its description is no object");
+  if (!value.is_object()) throw wrong("its description is not an object");
   for (const auto& [key, unused] : value.items()) {
     if (key != "dtype" && key != "shape" && key != "data_offsets")
       throw wrong(format_text("unknown field \"{}\"", shown_name(key)));
@@ -51,15 +51,15 @@ SafetensorsEntry entry_of(const std::string& name, const Json& value) {
   if (value.size() != 3) throw wrong("it needs dtype, shape and data_offsets");
   SafetensorsEntry entry;
   entry.name = name;
-  if (!value["dtype"].is_string()) throw wrong("its dtype is no text");
+  if (!value["dtype"].is_string()) throw wrong("its dtype is not text");
   entry.dtype = value["dtype"].get<std::string>();
   const auto element = safetensors_element_bytes(entry.dtype);
   if (!element) throw wrong(format_text("unknown dtype \"{}\"", shown_name(entry.dtype)));
   const Json& shape = value["shape"];
-  if (!shape.is_array() || shape.size() > kMostDimensions) throw wrong("its shape is no list of at most 64 extents");
+  if (!shape.is_array() || shape.size() > kMostDimensions) throw wrong("its shape is not a list of at most 64 extents");
   for (const Json& extent : shape) {
     if (!extent.is_number_unsigned() || extent.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()) {
-      throw wrong("an extent of its shape is no whole number");
+      throw wrong("an extent of its shape is not a whole number");
     }
     entry.shape.push_back(extent.get<std::int64_t>());
   }
@@ -216,9 +216,9 @@ SafetensorsHeader parse_safetensors(std::string_view text, std::uint64_t data_by
       result.entries.push_back(entry_of(name, value));
       continue;
     }
-    if (!value.is_object()) throw ProtocolError("__metadata__ is no object");
+    if (!value.is_object()) throw ProtocolError("__metadata__ is not an object");
     for (const auto& [key, entry] : value.items()) {
-      if (!entry.is_string()) throw ProtocolError(format_text("__metadata__: \"{}\" is no text", shown_name(key)));
+      if (!entry.is_string()) throw ProtocolError(format_text("__metadata__: \"{}\" is not text", shown_name(key)));
       result.metadata[key] = entry.get<std::string>();
     }
   }

@@ -62,7 +62,7 @@ void rethrow_as_data_error(const std::string& name) {
   } catch (const std::exception& error) {
     raise(error.what());
   } catch (...) {
-    raise("an exception that is no std::exception");
+    raise("an exception that is not a std::exception");
   }
   std::terminate();  // unreachable: raise() throws
 }
@@ -181,7 +181,7 @@ class StreamBatches final : public BatchSource {
                        take_number(rest, ", seed ", seed) && rest.empty();
     MANIPLE_REQUIRE(
         whole,
-        "DataLoader: \"{}\" is no cursor of a stream; expected \"epoch 3, 512 samples of each of 4 ranks, 16 "
+        "DataLoader: \"{}\" is not a cursor of a stream; expected \"epoch 3, 512 samples of each of 4 ranks, 16 "
         "shards, shuffle 1, buffer 1000, seed 7\"",
         one_line(text.substr(0, 80)));
     const auto same = [&](const char* what, std::uint64_t there, std::uint64_t here) {

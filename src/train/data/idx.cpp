@@ -91,7 +91,7 @@ std::size_t GzipReader::read(std::uint8_t* to, std::size_t size) {
       if (stream.z.avail_in == 0) {
         stream.ended = true;
       } else {
-        MANIPLE_REQUIRE(stream.z.next_in[0] == 0x1f, "{}: offset {}: {} bytes that are no gzip follow its end", name_,
+        MANIPLE_REQUIRE(stream.z.next_in[0] == 0x1f, "{}: offset {}: {} bytes that are not gzip follow its end", name_,
                         stream.offset(), stream.size - stream.offset());
         ::inflateReset(&stream.z);
       }

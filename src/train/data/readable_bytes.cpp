@@ -109,7 +109,7 @@ class UnzippedBytes final : public ReadableBytes {
         if (z_.avail_in == 0) {
           ended_ = true;
         } else {
-          MANIPLE_REQUIRE(z_.next_in[0] == 0x1f, "{}: offset {}: something that is no gzip follows its end",
+          MANIPLE_REQUIRE(z_.next_in[0] == 0x1f, "{}: offset {}: something that is not gzip follows its end",
                           zipped_->name(), place);
           ::inflateReset(&z_);
         }

@@ -242,7 +242,7 @@ std::string DistributedSampler::cursor_text() const {
 
 void DistributedSampler::load_cursor(const std::string& text) {
   const auto saved = read_cursor(text);
-  MANIPLE_REQUIRE(saved, "DistributedSampler: \"{}\" is no cursor; expected {}", text.substr(0, 80), kCursorForm);
+  MANIPLE_REQUIRE(saved, "DistributedSampler: \"{}\" is not a cursor; expected {}", text.substr(0, 80), kCursorForm);
   const auto same = [](const char* what, std::uint64_t there, std::uint64_t here) {
     MANIPLE_REQUIRE(
         there == here,
@@ -282,8 +282,8 @@ std::size_t per_process_batch_size(std::size_t global_batch, int world_size) {
                   "per_process_batch_size: a batch of {} leaves some of {} processes without a sample; take {} or more",
                   global_batch, ranks, ranks);
   MANIPLE_REQUIRE(global_batch % ranks == 0,
-                  "per_process_batch_size: a batch of {} is no multiple of {} processes; take {} or {}", global_batch,
-                  ranks, above - ranks, above);
+                  "per_process_batch_size: a batch of {} is not a multiple of {} processes; take {} or {}",
+                  global_batch, ranks, above - ranks, above);
   return global_batch / ranks;
 }
 

@@ -124,7 +124,7 @@ void TarReader::read_pax(std::size_t size) {
     } else if (key == "size") {
       const auto [last, wrong] = std::from_chars(value.data(), value.data() + value.size(), long_size_);
       MANIPLE_REQUIRE(wrong == std::errc{} && last == value.data() + value.size(),
-                      "{}: offset {}: \"{}\" is no size of a file", tar(), place, one_line(value.substr(0, 40)));
+                      "{}: offset {}: \"{}\" is not a file size", tar(), place, one_line(value.substr(0, 40)));
       has_long_size_ = true;
     }
     MANIPLE_REQUIRE(!key.starts_with("GNU.sparse."), "{}: offset {}: a sparse file; make the tar without --sparse",

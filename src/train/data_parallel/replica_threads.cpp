@@ -57,7 +57,7 @@ class BlasThreads {
   BlasThreads& operator=(const BlasThreads&) = delete;
 };
 
-/// Looks up a function in whichever library LibTorch loaded; null if there is none of this name.
+/// Looks up a function in whichever library LibTorch loaded; null if none has this name.
 template <class Function>
 Function* loaded(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));

@@ -14,8 +14,8 @@ DelayedGradients::DelayedGradients(const DdpOptions& options, std::vector<Parame
       if (parameters[i].name == name) return i;
     }
     throw InvalidArgument(
-        format_text("DistributedDataParallel: {} names \"{}\", but the module has no such parameter that requires a "
-                    "gradient; take the names of named_parameters()",
+        format_text("DistributedDataParallel: {} names \"{}\", but the module has no parameter of that name that "
+                    "requires a gradient; take the names of named_parameters()",
                     option, name));
   };
   for (const std::string& name : options.delay_all_reduce_named_params) {
@@ -37,11 +37,10 @@ DelayedGradients::DelayedGradients(const DdpOptions& options, std::vector<Parame
       "there is nothing to delay",
       trigger);
   trigger_ = index_of(trigger, "param_to_hook_all_reduce");
-  MANIPLE_REQUIRE(
-      !parameters[trigger_].delayed,
-      "DistributedDataParallel: param_to_hook_all_reduce is {}, which is itself in "
-      "delay_all_reduce_named_params; choose one whose gradient is computed after those of the delayed ones",
-      trigger);
+  MANIPLE_REQUIRE(!parameters[trigger_].delayed,
+                  "DistributedDataParallel: param_to_hook_all_reduce is {}, which is itself in "
+                  "delay_all_reduce_named_params; choose one whose gradient is computed after the delayed ones",
+                  trigger);
 }
 
 void DelayedGradients::begin_backward() {
@@ -56,7 +55,7 @@ std::string DelayedGradients::ready(const Parameter& parameter, int rank) {
   Bucket& bucket = buckets_[parameter.bucket];
   if (bucket.launched) {
     return format_text(
-        "parameter {}, whose all_reduce is delayed, got a gradient on rank {} after that of {}, which was to be "
+        "parameter {}, whose all_reduce is delayed, got a gradient on rank {} after parameter {}, which was to be "
         "the last; choose another param_to_hook_all_reduce, or none",
         parameter.name, rank, parameters_[trigger_].name);
   }

@@ -131,10 +131,9 @@ ModuleTensors tensors_of(const TensorSource& source) {
 
 void require_device_ids(const std::vector<int>& device_ids, const ModuleTensors& tensors) {
   if (device_ids.empty()) return;
-  MANIPLE_REQUIRE(
-      device_ids.size() == 1,
-      "DistributedDataParallel: device_ids names {} GPUs; expected that of this rank, {{local_rank}}, or none",
-      device_ids.size());
+  MANIPLE_REQUIRE(device_ids.size() == 1,
+                  "DistributedDataParallel: device_ids names {} GPUs; expected this rank's, {{local_rank}}, or none",
+                  device_ids.size());
   for (const auto* list : {&tensors.trained, &tensors.frozen}) {
     for (const auto& [name, tensor] : *list) {
       const torch::Device device = tensor.device();

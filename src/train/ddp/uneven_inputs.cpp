@@ -11,7 +11,8 @@ constexpr const char* kBackward = "the backward of DistributedDataParallel";
 
 std::string remedy(const std::string& who) {
   return format_text(
-      "; {}no more batches? Give all ranks equally many (DistributedSampler does), or train inside with_uneven_inputs",
+      "; {}no more batches? Give all ranks the same number (DistributedSampler does), or train inside "
+      "with_uneven_inputs",
       who);
 }
 

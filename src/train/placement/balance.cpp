@@ -255,7 +255,7 @@ std::vector<std::size_t> balanced_cut(const torch::nn::Sequential& layers, std::
 
 PlacedSequential balance(const torch::nn::Sequential& layers, const std::vector<ComputeDevice>& devices,
                          const BalanceOptions& options) {
-  MANIPLE_REQUIRE(!devices.empty(), "balance: no devices; my_devices() are those of this process");
+  MANIPLE_REQUIRE(!devices.empty(), "balance: no devices; my_devices() returns this process's devices");
   return PlacedSequential(layers, devices, balanced_cut(layers, devices.size(), devices.front(), options));
 }
 

@@ -163,7 +163,7 @@ std::vector<ComputeDevice> my_devices() {
       MANIPLE_REQUIRE(
           given <= count,
           "my_devices: the launcher gave this process {} devices (--devices-per-process), but LibTorch sees "
-          "{} GPUs; give each process as many as there are",
+          "{} GPUs; give each process at most that many",
           given, count);
       for (int i = 0; i < count; ++i) {
         list->emplace_back(torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(i)));

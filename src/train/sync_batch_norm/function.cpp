@@ -1,6 +1,6 @@
 // Terms: a *value* is an element of the input. Each channel has `count` values on this rank and `total` on all ranks.
 //
-// forward    Every rank computes mean and variance (about its own mean) of its values, and gathers those of all ranks:
+// forward    Every rank computes mean and variance (about its own mean) of its values, and gathers all ranks' values:
 //              mean = sum(n_r mean_r) / total,  var = sum(n_r (var_r + (mean_r - mean)^2)) / total
 //            This is exact for any n_r, and accurate even if the mean is large compared with the deviation.
 // backward   With x^ = (x - mean) / sqrt(var + eps), and sums over the values of all ranks:

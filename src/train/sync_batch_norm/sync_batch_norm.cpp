@@ -158,7 +158,7 @@ std::vector<std::string> convert_sync_batchnorm(const std::shared_ptr<torch::nn:
     const auto buffers = item.value()->named_buffers(/*recurse=*/false);
     MANIPLE_REQUIRE(
         is_known_otherwise(*item.value()) || !buffers.contains("running_mean") || !buffers.contains("running_var"),
-        "convert_sync_batchnorm: {} is of the class {}, which looks like batch norm but is none of LibTorch's; "
+        "convert_sync_batchnorm: {} is of the class {}, which looks like batch norm but is not one of LibTorch's; "
         "declare it as maniple::nn::SyncBatchNorm",
         shown(item.key()), item.value()->name());
   }

@@ -20,8 +20,7 @@ void warn_of_truncation(const char* operation) {
   if (warned.exchange(true)) return;
   log_warning(
       "{}: avg of an integer tensor divides towards zero (the average of 1 and 2 is 1); convert it to floating point, "
-      "or take "
-      "sum (this is said once)",
+      "or use sum (further calls are not reported)",
       operation);
 }
 
@@ -122,7 +121,7 @@ Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gathe
     out = Staged(gather_list, Access::write, {"gather", "gather_list"});
     require_same_dtype(in, out, "gather", "tensor and gather_list");
     MANIPLE_REQUIRE(all_equal(out.counts()),
-                    "gather: the tensors of gather_list differ in size; all ranks send equally many elements");
+                    "gather: the tensors of gather_list differ in size; all ranks send the same number of elements");
     to = out.buffer();
   }
   return run_operation(options, {in, out},
@@ -165,8 +164,9 @@ Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scat
     require_one_for_each(scatter_list.size(), *group, "scatter", "scatter_list");
     in = Staged(scatter_list, Access::read, {"scatter", "scatter_list"});
     require_same_dtype(in, out, "scatter", "scatter_list and tensor");
-    MANIPLE_REQUIRE(all_equal(in.counts()),
-                    "scatter: the tensors of scatter_list differ in size; all ranks receive equally many elements");
+    MANIPLE_REQUIRE(
+        all_equal(in.counts()),
+        "scatter: the tensors of scatter_list differ in size; all ranks receive the same number of elements");
     from = in.buffer();
   }
   return run_operation(options, {in, out},

@@ -191,7 +191,7 @@ static c10::cuda::CUDAStream stream_beside(Device device) try {
     least = beside;
     best = stream;
   }
-  log_debug("cuda:{}: {} kernels in a row take {} ms, {} ms beside the stream of gradients", device.index, kKernels,
+  log_debug("cuda:{}: {} kernels in a row take {} ms, {} ms alongside the stream of gradients", device.index, kKernels,
             alone, least);
   return best;
 } catch (

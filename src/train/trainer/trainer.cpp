@@ -107,7 +107,7 @@ struct Trainer::Impl {
     int saved_ranks = 0;
     in >> word >> saved.epoch >> word >> saved.batch >> word >> saved.step >> word >> saved.samples >> word >>
         saved_ranks;
-    MANIPLE_REQUIRE(in && word == "ranks", "Trainer: \"{}\" is no state of a training", text.substr(0, 80));
+    MANIPLE_REQUIRE(in && word == "ranks", "Trainer: \"{}\" is not a training state", text.substr(0, 80));
     MANIPLE_REQUIRE(
         saved.batch == 0 || train == nullptr || train->cursor || saved_ranks == strategy->data_ranks(),
         "Trainer: the checkpoint is of the middle of an epoch on {} ranks with different batches, here are {}, and the "

@@ -40,7 +40,8 @@ struct NameRules::Rule {
     if (code == 0) return;
     std::array<char, 200> reason{};
     ::regerror(code, &compiled, reason.data(), reason.size());
-    throw InvalidArgument(format_text("\"{}\" is no regular expression (POSIX, extended): {}", pattern, reason.data()));
+    throw InvalidArgument(
+        format_text("\"{}\" is not a regular expression (POSIX, extended): {}", pattern, reason.data()));
   }
   ~Rule() { ::regfree(&compiled); }
   Rule(const Rule&) = delete;

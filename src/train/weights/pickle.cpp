@@ -107,7 +107,7 @@ void PickleMachine::name_global(std::string_view module, std::string_view name) 
 
 void PickleMachine::call() {
   const PickleRef arguments = pop(), callee = pop();
-  if (values_[arguments].kind != PickleKind::tuple) fail("arguments are no tuple");
+  if (values_[arguments].kind != PickleKind::tuple) fail("arguments are not a tuple");
   if (values_[callee].kind != PickleKind::function) fail(format_text("{} is called", described(values_[callee].kind)));
   if (values_[arguments].items.size() > kMostArguments) fail("a call has too many arguments");
   const std::vector<PickleRef> list = values_[arguments].items;
@@ -156,7 +156,7 @@ void PickleMachine::make_storage() {
 std::vector<std::int64_t> PickleMachine::extents(PickleRef ref, std::string_view what) const {
   const PickleValue& value = values_[ref];
   if (value.kind != PickleKind::tuple && value.kind != PickleKind::list)
-    fail(format_text("the {} of a tensor is no tuple", what));
+    fail(format_text("the {} of a tensor is not a tuple", what));
   if (value.items.size() > kMostDimensions) fail(format_text("a tensor has more than {} dimensions", kMostDimensions));
   std::vector<std::int64_t> numbers;
   for (const PickleRef item : value.items) {
@@ -189,7 +189,8 @@ void PickleMachine::make_tensor(const std::vector<PickleRef>& arguments, bool ty
   if (tensor.shape.size() != tensor.strides.size())
     fail(format_text("a tensor has {} extents and {} strides", tensor.shape.size(), tensor.strides.size()));
   const PickleValue& offset = values_[arguments[1]];
-  if (offset.kind != PickleKind::integer || offset.number < 0) fail("the offset of a tensor is no whole number from 0");
+  if (offset.kind != PickleKind::integer || offset.number < 0)
+    fail("the offset of a tensor is not a whole number from 0");
   const std::uint64_t element = element_bytes_of(tensor.dtype);
   const auto bytes = tensor_bytes(tensor.shape, element);
   if (!bytes) fail("a tensor is larger than any file");

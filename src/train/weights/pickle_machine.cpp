@@ -71,7 +71,7 @@ bool PickleMachine::step() {
     }
     case 0x93: {  // STACK_GLOBAL
       const PickleValue &name = values_[pop()], &module = values_[pop()];
-      if (name.kind != PickleKind::text || module.kind != PickleKind::text) fail("the name of a function is no text");
+      if (name.kind != PickleKind::text || module.kind != PickleKind::text) fail("the name of a function is not text");
       const std::string_view module_text = module.text, name_text = name.text;
       name_global(module_text, name_text);
       break;

@@ -118,7 +118,7 @@ std::vector<std::string> files_of_index(const std::string& path, const std::stri
       const std::string full = folder_of(path) + file;
       if (full.starts_with(stem + "-") && full.ends_with(kEnding)) files.insert(full);
     }
-  } catch (const Error&) {  // there is no index, or not one of ours
+  } catch (const Error&) {  // there is no index, or Maniple did not write it
   }
   return {files.begin(), files.end()};
 }

@@ -57,7 +57,7 @@ class Arena {
         if (registered) offset += takes_any_address() ? 1 : size_of(dtype);
         break;
     }
-    // Registered memory of a GPU is not within reach of the host: tests/plugins has tests of its own for it.
+    // Registered GPU memory is not within reach of the host: tests/plugins has tests of its own for it.
     registered = registered && test_device().is_cpu();
     std::byte* base = (registered ? static_cast<std::byte*>(registered_.data()) : ordinary_.get()) + slot * slot_;
     std::byte* data = base + offset;

@@ -149,7 +149,7 @@ TEST_P(Groups, OutsideEveryOperationDoesNothing) {
     EXPECT_TRUE(group->all_gather_objects("mine").empty());
     EXPECT_EQ(group->scatter_objects({}, 0), "");
     EXPECT_EQ(group->allocate(4096).size(), 0u);
-    group->abort("nobody hears it");
+    group->abort("no other member");
     EXPECT_EQ(value, 1 + r.rank);
   });
 }

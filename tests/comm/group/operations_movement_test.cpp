@@ -150,7 +150,7 @@ TEST_P(Movement, AllToAll) {
 // Ranks that only send go on, so some are operations ahead of others: of other sizes, with other roots, of a smaller
 // group too. Each rank in turn is late.
 TEST_P(Movement, RootedOperationsInARowWithALateRank) {
-  if (!test_device().is_cpu()) return;  // they are made for memory of the host
+  if (!test_device().is_cpu()) return;  // they are made for host memory
   run([](Rank& r) {
     const int half = (r.size + 1) / 2;
     const auto group = r.world->split(r.rank < half ? 0 : 1, r.rank);

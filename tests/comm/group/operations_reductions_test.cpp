@@ -193,7 +193,7 @@ TEST_P(Reductions, Coalesced) {
         EXPECT_TRUE(result_of(buffers[i].dtype, ReduceOp::sum, r.size).matches(buffers[i].data, buffers[i].count)) << i;
       }
     }
-    r.world->all_reduce_coalesced({});  // nothing to do is no mistake
+    r.world->all_reduce_coalesced({});  // an empty list is allowed
   });
 }
 
@@ -206,7 +206,7 @@ TEST_P(Reductions, SomeRanksHaveRegisteredMemoryAndSomeHaveNot) {
       std::vector<float> ordinary(count);
       const Pattern& input = input_of(DType::float32, ReduceOp::sum, r.rank);
       const Pattern& expected = result_of(DType::float32, ReduceOp::sum, r.size);
-      for (int with = 0; with <= r.size; ++with) {  // the first so many ranks use theirs
+      for (int with = 0; with <= r.size; ++with) {  // the first `with` ranks use theirs
         for (const bool in_place : {true, false}) {
           void* const output = r.rank < with ? registered.data() : ordinary.data();
           std::vector<float> apart(count);

@@ -42,7 +42,7 @@ TEST(Work, WaitReturnsWhenItIsDone) {
   EXPECT_TRUE(running.work.done());
   EXPECT_EQ(running.work.error(), nullptr);
   other.join();
-  running.work.wait();  // as often as one likes
+  running.work.wait();  // waiting again is allowed
 }
 
 TEST(Work, WaitThrowsTheErrorEveryTime) {

@@ -57,7 +57,7 @@ TEST_P(WorkTest, ThenRunsAfterTheOperationAndCarriesWhatItThrows) {
     bool at_once = false;
     first.then([&] { at_once = true; });  // done already: runs here
     EXPECT_TRUE(at_once);
-    r.world->barrier();  // what `then` throws is no failure of the group
+    r.world->barrier();  // what `then` throws does not fail the group
   });
 }
 

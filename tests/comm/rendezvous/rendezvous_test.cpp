@@ -405,7 +405,7 @@ TEST_F(Rendezvous, AFileThatWasClosedAndNotRemovedIsNamedSoon) {
   EXPECT_THAT(refusal(file_method, seconds(40)),
               AllOf(HasSubstr(directory), HasSubstr("closed the file"), HasSubstr("remove the file")));
   store->set("joins", "nonsense");
-  EXPECT_THAT(refusal(file_method), HasSubstr("no whole number"));
+  EXPECT_THAT(refusal(file_method), HasSubstr("not a whole number"));
 }
 
 TEST_F(Rendezvous, FileComplaints) {

@@ -11,7 +11,7 @@ namespace {
 
 using Cost = std::function<double(int way, int call)>;
 
-// The ways of so many calls that begin with `at_first`.
+// The ways that `calls` calls take, beginning with `at_first`.
 std::vector<int> ways_of(FasterWay& choice, int calls, int at_first, const Cost& cost) {
   std::vector<int> ways;
   for (int call = 0; call < calls; ++call) {

@@ -23,7 +23,7 @@ namespace maniple {
 namespace peer_memory_test {
 namespace {
 
-// A child process, which lives until it is told to end, and what it shows.
+// A child process, which lives until it is released, and what it shows.
 class Neighbour {
  public:
   static constexpr std::uint64_t kValue = 0x1234567890abcdef;

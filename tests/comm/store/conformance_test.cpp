@@ -118,7 +118,7 @@ TEST_P(StoreConformance, TimeoutNamesTheMissingKeys) {
   }
   EXPECT_LT(Deadline::Clock::now() - start, seconds(5));
   EXPECT_THROW(a->get("nope", Deadline::after(milliseconds(0))), Timeout);
-  // A deadline that has passed is no reason to overlook what is there.
+  // A deadline that has passed must not hide what is there.
   EXPECT_EQ(a->get("there", Deadline::after(milliseconds(0))), "");
 }
 

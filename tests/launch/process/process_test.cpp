@@ -27,7 +27,7 @@ TEST(FailureReport, TellsConsequencesFromCauses) {
   EXPECT_TRUE(is_consequence({.kind = ErrorKind::aborted}, 0));
   EXPECT_TRUE(is_consequence({.kind = ErrorKind::aborted, .origin = 3}, 0));
   EXPECT_FALSE(is_consequence({.kind = ErrorKind::aborted, .origin = 0}, 0)) << "it aborted the group itself";
-  EXPECT_FALSE(is_consequence({.kind = ErrorKind::timeout}, 0)) << "nobody knows whose";
+  EXPECT_FALSE(is_consequence({.kind = ErrorKind::timeout}, 0)) << "of an unknown rank";
   EXPECT_TRUE(is_consequence({.kind = ErrorKind::timeout, .ranks = {2, 3}, .origin = 0}, 0));
   EXPECT_FALSE(is_consequence({.kind = ErrorKind::timeout, .ranks = {0, 1}, .origin = 0}, 0)) << "it is late itself";
   EXPECT_FALSE(is_consequence({.kind = ErrorKind::mismatch, .origin = 0}, 0));

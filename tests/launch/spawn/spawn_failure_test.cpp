@@ -128,7 +128,7 @@ TEST_P(SpawnFailure, ExitCodesArePassedOn) {
   const SpawnError error = spawn_error(leave, options(2), 37);
   EXPECT_EQ(error.exit_code(), 37);
   EXPECT_NE(std::string(error.what()).find("exited with code 37"), std::string::npos) << error.what();
-  spawn(leave, options(2), 0);  // that is no failure
+  spawn(leave, options(2), 0);  // that is not a failure
 }
 
 TEST_F(SpawnTest, ExitRunsWhatWasRegisteredAndItsCodeIsPassedOn) {

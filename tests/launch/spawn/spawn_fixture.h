@@ -52,7 +52,7 @@ inline bool eventually(const std::function<bool()>& condition) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (!condition()) {
     if (std::chrono::steady_clock::now() >= until) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // sleep: between two looks
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // sleep: between two polls
   }
   return true;
 }

@@ -159,7 +159,7 @@ TEST_F(SpawnTest, TheProgramMayDoTheArithmeticOfTwoMachines) {
     spawn(worker, {.nprocs = 2}, 1, 2, 2, place);
     EXPECT_TRUE(first.join());
   }
-  // The ranks' own variables are not those of a job inside of them.
+  // A job inside of a rank does not get the rank's own variables.
   spawn([](int) {
     spawn([](int, const std::string& outer) { require(variable("MASTER_PORT") != outer, "a port of its own"); }, {},
           variable("MASTER_PORT"));

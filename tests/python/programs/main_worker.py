@@ -1,5 +1,5 @@
 """main_worker(gpu, ngpus_per_node, args): the form of PyTorch's ImageNet example, with devices that are cores. Seeds, batch size and workers for
-each rank, DDP, a checkpoint that all ranks resume from. --world-size counts nodes, --rank is that of this one."""
+each rank, DDP, a checkpoint that all ranks resume from. --world-size counts nodes, --rank is this node's."""
 
 import argparse
 import os

@@ -78,9 +78,9 @@ TEST(Table, SaysWhatTheColumnsDoNot) {
   EXPECT_NE(table({row}).find("-- all_reduce, 2 ranks, float16, algorithm ring, 2 hosts, links of 1gbit\n"),
             std::string::npos);
   row.busy = 2;
-  EXPECT_NE(table({row}).find("links of 1gbit, beside 2 busy processes\n"), std::string::npos);
+  EXPECT_NE(table({row}).find("links of 1gbit, with 2 busy processes\n"), std::string::npos);
   row.rewritten = true;
-  EXPECT_NE(table({row}).find("beside 2 busy processes, inputs rewritten\n"), std::string::npos);
+  EXPECT_NE(table({row}).find("with 2 busy processes, inputs rewritten\n"), std::string::npos);
 }
 
 }  // namespace

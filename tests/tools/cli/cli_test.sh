@@ -91,7 +91,7 @@ expect 2 'OUT is required' checkpoint merge "$scratch/checkpoints"
 expect 2 '^maniple: RANKS is "0"; expected a whole number from 1 to [0-9]*$' checkpoint split "$scratch/checkpoints" "$scratch/out" 0
 rmdir "$scratch/checkpoints"
 expect 0 'all_reduce' bench --list
-expect 0 'beside 1 busy process$' bench all_reduce --ranks 2 --sizes 4 --budget 5 --busy 1
+expect 0 'with 1 busy process$' bench all_reduce --ranks 2 --sizes 4 --budget 5 --busy 1
 expect 0 'native *shm' bench all_reduce --ranks 2 --sizes 4,64K --budget 5 --json "$scratch/out.json" --csv "$scratch/out.csv"
 expect 0 'native *loopback' bench all_reduce --ranks 3 --sizes 4K --budget 5 --transport loopback
 expect 0 'all_reduce cuda, 2 ranks, MPS' bench gpu --list

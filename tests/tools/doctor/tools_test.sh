@@ -36,7 +36,7 @@ done
 expect 0 "^JOB *PID *RANKS *HOSTS *RESTARTS *ELAPSED *COMMAND" ps
 expect 0 " [0-9][0-9]* *2/2 .* 0 .*sleep 600" ps
 expect 0 '"world_size": 2' ps --json
-# The pid that is shown is that of the process the user has started, and the one to signal.
+# The pid shown belongs to the process that the user started, and is the one to signal.
 shown=$("$maniple" ps | awk '/sleep 600/ { print $2 }')
 [[ $shown == "$pid" ]] || { echo "FAILED: ps shows pid $shown, but the job was started as $pid"; failures=$((failures + 1)); }
 kill "$shown" && wait "$pid"
@@ -60,7 +60,7 @@ pid=
 
 expect "0 1" 'network .*loopback works' doctor
 expect "0 1" '"check": "blas"' doctor --json
-expect 2 'is no host' doctor --hosts '-oProxyCommand=true'
+expect 2 'is not a host' doctor --hosts '-oProxyCommand=true'
 
 # A remote shell that stays here: drops the host and runs the rest.
 printf '#!/bin/sh\nshift\nexec sh -c "$*"\n' >"$scratch/shell"

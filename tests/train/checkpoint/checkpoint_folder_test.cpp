@@ -238,7 +238,7 @@ TEST(CheckpointFolder, WhatARollbackLeavesBehindIsSetAside) {
     for (const int step : {100, 150, 200, 250, 300}) run.save(step);
   }
   {
-    Job looking(folder.path());  // to look at one is no rollback
+    Job looking(folder.path());  // opening it does not roll back
     EXPECT_EQ(looking.checkpoint.load({.step = 100}), std::optional<std::int64_t>(100));
   }
   EXPECT_EQ(found(folder.path()), Found(300, 300));

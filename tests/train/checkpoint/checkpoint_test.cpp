@@ -203,7 +203,7 @@ TEST(Checkpoint, AFullDiskLeavesThePreviousOne) {  // fault 20; the limit of a f
   EXPECT_NO_THROW(run.checkpoint->save(2));
   ::setrlimit(RLIMIT_FSIZE, &before);
   const std::string log = testing::internal::GetCapturedStderr();
-  EXPECT_NE(log.find("training goes on, the newest one is still that of step 1"), std::string::npos) << log;
+  EXPECT_NE(log.find("training goes on, the newest one is still from step 1"), std::string::npos) << log;
   std::signal(SIGXFSZ, handler);
   EXPECT_NE(run.checkpoint->last_error().find("step 2"), std::string::npos) << run.checkpoint->last_error();
   EXPECT_EQ(list_checkpoints(folder.path()), (std::vector<std::int64_t>{1}));

@@ -19,7 +19,7 @@
 
 namespace maniple::harness::sharded_checkpoint_test {
 
-/// The process is killed when it syncs once more than so many times: that is every stage of a save. -1: never.
+/// The process is killed at the first sync after `syncs_left` syncs, at any stage of a save. -1: never.
 int syncs_left = -1;
 
 }  // namespace maniple::harness::sharded_checkpoint_test
@@ -138,7 +138,7 @@ TEST(ShardedCheckpoint, ReplicasThatDifferAreRefusedOnAllRanks) {
     torch::Tensor mine = torch::full({100}, r.rank == 2 ? 1.0 : 0.0, device), equal = torch::ones({3}, device);
     EXPECT_NE(trouble([&](Checkpoint& c) { c.add("t", mine); }).find("is not the same on ranks 0 and 2"),
               std::string::npos);
-    // A stage of a pipeline whose names are those of another: it would be lost.
+    // A pipeline stage with another stage's names: it would be lost.
     torch::manual_seed(static_cast<std::uint64_t>(r.rank));
     torch::nn::Linear stage(3, 4);
     stage->to(device);
@@ -154,7 +154,7 @@ TEST(ShardedCheckpoint, ReplicasThatDifferAreRefusedOnAllRanks) {
                 c.add("t", r.rank == 1 ? sparse : equal);
               }).find(r.rank == 1 ? "undefined or sparse" : "rank 1 could not save"),
               std::string::npos);
-    // The parameter of an optimizer is divided nobody knows how.
+    // An optimizer's parameter is divided in an unknown way.
     torch::nn::Linear same(2, 2);
     same->to(device);
     torch::optim::SGD sgd(same->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
@@ -248,7 +248,7 @@ TEST(ShardedCheckpoint, DamageIsNamedAndTheOneBeforeIsUsed) {
       damaged.seekp(-3, std::ios::end);
       damaged.put('\1');
     }
-    if (!is_child()) testing::internal::CaptureStderr();  // that of ranks that are processes as well
+    if (!is_child()) testing::internal::CaptureStderr();  // also of ranks that are processes
     run_ranks({.n = 3, .limit = kLimit, .env = shared.env()}, [&](Rank& r) {
       Divided run(SharedFolder::here(), Division::rows, zeros(), r);
       EXPECT_EQ(run.checkpoint.load(), std::optional<std::int64_t>(1)) << file;

@@ -1,4 +1,5 @@
-// How long a save of 2 GB by 4 ranks stops training, beside a plain copy of a rank's part. No test: it prints figures.
+// How long a save of 2 GB by 4 ranks stops training, compared with a plain copy of a rank's part. No test: it prints
+// figures.
 //
 //   build/bin/tests/parallel_tests --gtest_also_run_disabled_tests --gtest_filter='*StallOfTwoGigabytes'
 #include <algorithm>

@@ -100,7 +100,7 @@ TEST(ShardedCheckpoint, AnInterruptedRunEndsWithTheSameBits) {
       EXPECT_EQ(after.checkpoint.load(), std::optional<std::int64_t>(1));
       after.train(1, r);
       EXPECT_TRUE(same(parameters_of(after), parameters_of(straight)));
-      after.checkpoint.save(2);  // of either kind, beside the other
+      after.checkpoint.save(2);  // both kinds in one folder
       after.checkpoint.wait();
       r.world->barrier();
       Training again(path, r, !sharded);

@@ -59,7 +59,7 @@ Outcome run(const Start& start, std::size_t size, const SamplerOptions& options,
     }
     outcome.finished = outcome.finished && seen.size() == sampler.local_size();
     if (rank == 0) outcome.cursor = sampler.cursor_text();
-    // Where ranks take equally many, all know the same cursor.
+    // Where ranks take the same number of samples, all know the same cursor.
     if (options.mode == SamplerMode::training) {
       EXPECT_EQ(sampler.cursor_text(), outcome.cursor) << "rank " << rank;
     }
@@ -244,7 +244,7 @@ TEST(Cursor, TextIsExact) {
   auto sampler = sampler_of(10, 1, 0);
   EXPECT_EQ(
       error_of([&] { sampler.load_cursor("nonsense"); }),
-      "DistributedSampler: \"nonsense\" is no cursor; expected \"epoch 3, place 512 of 60000, shuffle 1, seed 7\"");
+      "DistributedSampler: \"nonsense\" is not a cursor; expected \"epoch 3, place 512 of 60000, shuffle 1, seed 7\"");
 }
 
 /// A dataset whose samples are their own indices.

@@ -104,7 +104,7 @@ TEST(Idx, WhatIsWrongInsideGzip) {
   bad_sum[bad_sum.size() - 8] ^= 1;
   EXPECT_NE(error_of(bad_sum).find("damaged gzip data: incorrect data check"), std::string::npos) << error_of(bad_sum);
   EXPECT_EQ(error_of(bad_sum).rfind("f: offset ", 0), 0u);
-  EXPECT_EQ(error_of(good + "xy"), format_text("f: offset {}: 2 bytes that are no gzip follow its end", good.size()));
+  EXPECT_EQ(error_of(good + "xy"), format_text("f: offset {}: 2 bytes that are not gzip follow its end", good.size()));
   EXPECT_EQ(error_of(gzip(file + "xy")), "f (uncompressed): offset 28: more bytes follow the last element");
   EXPECT_EQ(error_of(gzip(idx({60000, 28, 28}, std::string(5000, 'x'))) + ""),
             "f (uncompressed): offset 4: announces 47040000 bytes of elements; " +

@@ -60,7 +60,7 @@ struct Job {
   }
   ~Job() { destroy_process_group(); }
 
-  /// Trains from the checkpoint of `folder`, if it has one, for so many steps or to the end of epoch 3; returns what it
+  /// Trains from the checkpoint of `folder`, if it has one, for `steps` steps or to the end of epoch 3; returns what it
   /// trained on.
   std::vector<std::size_t> train(const Case& c, std::size_t steps, const std::string& folder, bool keep) {
     DistributedSampler sampler(c.size, {.shuffle = c.shuffle, .seed = 7, .drop_last = c.drop_last});

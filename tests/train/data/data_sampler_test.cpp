@@ -272,7 +272,7 @@ TEST(Division, BatchesAndWorkers) {
   EXPECT_EQ(per_process_batch_size(3, 3), 1u);
   EXPECT_EQ(per_process_batch_size(7, 1), 7u);
   EXPECT_EQ(error_of([] { per_process_batch_size(100, 8); }),
-            "per_process_batch_size: a batch of 100 is no multiple of 8 processes; take 96 or 104");
+            "per_process_batch_size: a batch of 100 is not a multiple of 8 processes; take 96 or 104");
   EXPECT_EQ(error_of([] { per_process_batch_size(3, 8); }),
             "per_process_batch_size: a batch of 3 leaves some of 8 processes without a sample; take 8 or more");
   EXPECT_EQ(error_of([] { per_process_batch_size(0, 8); }), "per_process_batch_size: a batch of 0");

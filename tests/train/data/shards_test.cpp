@@ -103,7 +103,7 @@ TEST(Tar, DamageIsNamedWithFileAndOffset) {
   EXPECT_EQ(error_in(tar_file("pax", "99 path=a\n", 'x') + good + tar_end()),
             "x.tar: offset 512: no record of a pax header; expected \"LENGTH KEY=VALUE\" and a line end");
   EXPECT_EQ(error_in(tar_file("pax", pax_record("size", "-1"), 'x') + good + tar_end()),
-            "x.tar: offset 512: \"-1\" is no size of a file");
+            "x.tar: offset 512: \"-1\" is not a file size");
   EXPECT_EQ(error_in(tar_file("1.txt", "", 'S') + tar_end()),
             "x.tar: offset 0: a sparse file; make the tar without --sparse");
 }

@@ -23,7 +23,7 @@ std::string write(const std::string& path, const std::string& bytes) {
   return path;
 }
 
-/// Shards with so many samples each; sample i of all is the number i. The numbers of shards begin at 0.
+/// Shards with the given numbers of samples; sample i of all is the number i. The numbers of shards begin at 0.
 std::vector<std::string> write_shards(const std::string& folder, const std::vector<std::size_t>& sizes) {
   std::vector<std::string> paths;
   std::size_t number = 0;
@@ -211,7 +211,8 @@ TEST(Streams, ACursorOfOtherDataIsRefused) {
   EXPECT_EQ(one.cursor_text(), "epoch 1, 0 samples of each of 1 ranks, 2 shards, shuffle 1, buffer 0, seed 4");
   two.load_cursor(one.cursor_text());  // between epochs any number of ranks will do
   EXPECT_EQ(two.epoch(), 1u);
-  EXPECT_NE(error_of([&] { two.load_cursor("epoch 1, place 3"); }).find("is no cursor of a stream"), std::string::npos);
+  EXPECT_NE(error_of([&] { two.load_cursor("epoch 1, place 3"); }).find("is not a cursor of a stream"),
+            std::string::npos);
 }
 
 // ---- On real ranks -------------------------------------------------------------------------------------------------

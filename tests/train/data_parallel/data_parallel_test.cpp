@@ -202,7 +202,7 @@ TEST(DataParallel, TiedParametersGetOneGradient) {
 
 // ---- Threads ----------------------------------------------------------------------------------------------------
 
-/// A barrier of so many threads; false if they do not all arrive within ten seconds.
+/// A barrier of `count` threads; false if they do not all arrive within ten seconds.
 class TimedBarrier {
  public:
   explicit TimedBarrier(int count) : awaited_(count) {}

@@ -22,7 +22,7 @@ TEST(DdpFault, ARankKilledInBackwardIsNamedByAllOthers) {
         for (;;) {
           net->zero_grad();
           const torch::Tensor hidden = net->fc1->forward(numbers({4, 8}, r.rank));
-          // The fault strikes inside backward: between the gradients of the second layer and those of the first.
+          // The fault strikes inside backward: between the second layer's gradients and the first's.
           hidden.register_hook([&r](const torch::Tensor&) { r.step(); });
           loss_of(net->fc2->forward(hidden)).backward();
         }

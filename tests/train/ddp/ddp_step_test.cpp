@@ -290,7 +290,7 @@ TEST(DdpDelay, AGradientMayBeComputedInPieces) {
       });
       EXPECT_TRUE(contains(caught.text, "parameter shared, whose all_reduce is delayed, got a gradient on rank"))
           << caught;
-      EXPECT_TRUE(contains(caught.text, "after that of middle")) << caught;
+      EXPECT_TRUE(contains(caught.text, "after parameter middle")) << caught;
     });
   }
 }

@@ -1,4 +1,4 @@
-// DistributedDataParallel for what is no torch::nn::Module: scripted models, and lists of tensors.
+// DistributedDataParallel for what is not a torch::nn::Module: scripted models, and lists of tensors.
 #include <torch/script.h>
 
 #include <algorithm>

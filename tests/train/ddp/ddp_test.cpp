@@ -104,7 +104,7 @@ std::vector<Setting> parity_settings() {
 std::string setting_name(const testing::TestParamInfo<Setting>& setting) { return setting.param.name; }
 INSTANTIATE_TEST_SUITE_P(Ddp, Parity, testing::ValuesIn(parity_settings()), setting_name);
 
-// Sums of small whole numbers and divisions by two are exact, so the bits must be those of one process.
+// Sums of small whole numbers and divisions by two are exact, so the bits must equal one process's.
 TEST(Ddp, IsBitExactWhereArithmeticIs) {
   run_ranks({.n = 2}, [](Rank& r) {
     const torch::Tensor batch = torch::arange(32, torch::kFloat32).view({4, 8}) - 16;

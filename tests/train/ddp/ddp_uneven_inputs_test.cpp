@@ -18,7 +18,7 @@ std::shared_ptr<NetImpl> net_with_seed(int seed) {
   return net;
 }
 
-/// An epoch of all ranks in one process. Batch norm's statistics are those of the first rank that still trains.
+/// An epoch of all ranks in one process. Batch norm's statistics come from the first rank that still trains.
 void train_alone(NetImpl& net, torch::optim::Optimizer& optimizer, const Batches& batches, bool by_initial,
                  const std::vector<double>& weights = {}) {
   const int steps = *std::max_element(batches.begin(), batches.end());
@@ -111,7 +111,7 @@ TEST(DdpUnevenInputs, AllRanksEndWithTheModelOfOneProcess) {
         train_alone(*alone, reference, batches, pattern.by_initial);
         expect_same_model(r, *net, *alone);
       }
-      // And equally many without it.
+      // And as many without it.
       const Batches even(pattern.batches.size(), 2);
       train_own(r, ddp, &optimizer, even);
       train_alone(*alone, reference, even, true);
@@ -247,7 +247,7 @@ TEST(DdpUnevenInputs, MayThrowOnEarlyTermination) {
       const int first = batches[0] < batches[2] ? 0 : 2;
       EXPECT_TRUE(contains(text, format_text("rank {} has no more batches", first))) << text;
       expect_same_everywhere(r, *net, false);  // nobody was ahead, and the group works
-      // All have equally many: no reason to throw.
+      // All have the same number of batches: no reason to throw.
       with_uneven_inputs(ddp, {.throw_on_early_termination = true}, [&] { train_own(r, ddp, &optimizer, {2, 2, 2}); });
       with_uneven_inputs(ddp, {.enable = false}, [&] { train_own(r, ddp, &optimizer, {1, 1, 1}); });
       expect_same_everywhere(r, *net, false);

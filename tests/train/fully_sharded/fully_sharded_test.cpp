@@ -78,7 +78,7 @@ void expect_same(nn::Module& ours, nn::Module& reference, double tolerance = 1e-
   for (const auto& [name, whole] : all) expect_close(whole, named[name].detach(), name, tolerance);
 }
 
-/// This rank's rows of the gradients are those of the reference.
+/// This rank's rows of the gradients equal the reference's.
 void expect_same_gradients(const nn::Module& ours, const nn::Module& reference, const ProcessGroup& group,
                            double tolerance = 1e-6) {
   const auto named = reference.named_parameters();

@@ -116,7 +116,7 @@ TEST(FullyShardedUse, ABackwardOfAnOlderGraphIsAnErrorWhereAutogradNotices) {
     const Tensor old = loss_of(net(batch(0, r.rank)));
     loss_of(net(batch(1, r.rank))).backward();
     optimizer.step();
-    std::string text;  // of LibTorch's own exception, or of ours where another rank was first
+    std::string text;  // LibTorch's own exception, or Maniple's if another rank was first
     try {
       old.backward();
       r.world->barrier();

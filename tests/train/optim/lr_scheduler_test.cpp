@@ -189,7 +189,7 @@ TEST(PlateauScheduler, LowersTheRateWhenNothingGetsBetter) {
   const auto rate = [&] { return optimizer.param_groups()[0].options().get_lr(); };
   PlateauScheduler plateau(optimizer, {.factor = 0.5, .patience = 2, .cooldown = 1, .min_lr = 0.3});
   for (const double loss : {1.0, 0.5, 0.5, 0.49999, std::nan("")}) plateau.step(loss);
-  EXPECT_EQ(rate(), 0.5) << "three in a row were no better, or not by enough";
+  EXPECT_EQ(rate(), 0.5) << "three in a row did not improve, or not by enough";
   for (const double loss : {0.6, 0.6, 0.6}) EXPECT_FALSE(plateau.step(loss)) << "the first is in the cooldown";
   EXPECT_TRUE(plateau.step(0.6));
   EXPECT_EQ(rate(), 0.3) << "not below min_lr";

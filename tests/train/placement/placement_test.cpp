@@ -103,7 +103,7 @@ TEST(Placement, ASlotHasAThreadWithItsCoresAndTheCallersSettings) {
   EXPECT_TRUE(slot == ComputeDevice(slot));
 }
 
-// Several uses of one tensor: the order in which autograd adds is that of the nodes, which come from several threads
+// Several uses of one tensor: autograd adds in the order of the nodes, which come from several threads
 // here.
 TEST(Placement, GradientsAreAddedInTheOrderOfOneThread) {
   const auto slots = two_devices();

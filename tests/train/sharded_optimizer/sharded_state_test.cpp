@@ -102,7 +102,7 @@ TEST(ShardedOptimizer, CheckpointsFitEveryNumberOfRanksAndThePlainOptimizer) {
     }
     const auto dict = optim::state_dict(reference);
     std::vector<std::pair<bool, bool>> ways = {{false, false}, {true, false}, {false, true}};
-    if (!test_device().is_cpu()) ways.erase(ways.begin() + 1);  // memory of the host is shared
+    if (!test_device().is_cpu()) ways.erase(ways.begin() + 1);  // host memory is shared
     for (const auto& [first, second] : std::vector<std::pair<int, int>>{{0, 3}, {3, 0}, {3, 2}, {2, 4}}) {
       for (const auto& [shared, all_write] : ways) {
         const SharedFolder folder;

@@ -54,7 +54,7 @@ std::vector<std::string> events_of(const std::string& path) {
   std::string_view rest = file;
   while (!rest.empty()) {
     if (rest.size() < 16) {
-      ADD_FAILURE() << rest.size() << " bytes are no record";
+      ADD_FAILURE() << rest.size() << " bytes are not a record";
       break;
     }
     const auto length = little_endian<std::uint64_t>(rest);

@@ -50,7 +50,7 @@ struct Case {
 };
 class SyncBatchNormParity : public testing::TestWithParam<Case> {};
 
-/// Whichever of LibTorch's modules takes so many dimensions, converted.
+/// The LibTorch batch norm for this number of dimensions, converted.
 struct AnyBatchNorm {
   explicit AnyBatchNorm(std::size_t dims, const BatchNormOptions& options) {
     if (dims <= 3) use(torch::nn::BatchNorm1d(options));

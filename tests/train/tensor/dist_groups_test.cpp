@@ -110,7 +110,7 @@ TEST(Outside, WhateverTakesAGroupRefusesOne) {
   });
 }
 
-// ---- Groups whose ranks are not those of the world ------------------------------------------------------------------
+// ---- Groups whose ranks differ from the world's ---------------------------------------------------------------------
 
 /// A group of global ranks 3, 1, 2 of four, in this order; false on rank 0.
 bool make_group(Rank& r, std::shared_ptr<ProcessGroup>& group) {

@@ -255,7 +255,7 @@ TEST_P(PublicCalls, AreNamedWhereARankLeavesOneOut) {
       text = error.what();
     }
     EXPECT_NE(text.find(one.expected), std::string::npos) << text;
-    // Two places: the line of the barrier, and that of the call where it is known.
+    // Two places: the barrier's line, and the call's where it is known.
     std::size_t lines = 0;
     for (std::size_t at = text.find("public_calls_test.cpp:"); at != std::string::npos;
          at = text.find("public_calls_test.cpp:", at + 1))

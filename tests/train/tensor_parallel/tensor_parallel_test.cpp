@@ -1,4 +1,4 @@
-// Tensor parallelism: whatever the number of ranks, outputs and gradients are those of the undivided model. In float64,
+// Tensor parallelism: whatever the number of ranks, outputs and gradients equal the undivided model's. In float64,
 // so that the order of additions is all that may differ: 1e-12 of values around 1.
 #include <gtest/gtest.h>
 

@@ -57,7 +57,7 @@ constexpr double kRate = 0.1, kNorm = 0.3;
 
 double rate_at(std::int64_t step, double base) { return base / (1 + 0.1 * static_cast<double>(step)); }
 
-/// All that a program has beside its loop. Each rank takes 5 batches of 2 in an epoch, the last of which is a step by
+/// All that a program has besides its loop. Each rank takes 5 batches of 2 in an epoch, the last of which is a step by
 /// itself.
 struct Job {
   explicit Job(const Who& who, int seed = 1)

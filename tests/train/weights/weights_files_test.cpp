@@ -203,7 +203,7 @@ TEST(NameRules, AreAppliedInOrder) {
   EXPECT_EQ(renamed({{"(b)?c", "<\\1>"}}, "ac"), "a<>");
   EXPECT_TRUE(NameRules(std::vector<std::string>{"x", "^a"}).matches("ab"));
   EXPECT_FALSE(NameRules(std::vector<std::string>{}).matches("ab"));
-  EXPECT_HOLDS(trouble([&] { renamed({{"[", ""}}, "a"); }), "is no regular expression");
+  EXPECT_HOLDS(trouble([&] { renamed({{"[", ""}}, "a"); }), "is not a regular expression");
   EXPECT_HOLDS(trouble([&] { renamed({{"a", std::string(100, 'a')}, {"a", std::string(100, 'a')}}, "a"); }),
                "more than 4096 bytes");
 }

@@ -165,7 +165,7 @@ TEST(Weights, AreRenamedAndTransposed) {
   EXPECT_TRUE(read_weights(path, {.rename = {{".*\\.", ""}}, .transpose = {"^h"}})["weight"].equal(weight));
 
   EXPECT_TRUE(holds(error_of([&] { load_weights({{"x", bias}}, path, {.rename = {{"(", ""}}}); }),
-                    "\"(\" is no regular expression"));
+                    "\"(\" is not a regular expression"));
   save_weights({{"a", bias}, {"b", bias + 1}}, path);
   EXPECT_TRUE(holds(error_of([&] { load_weights({{"x", bias}}, path, {.rename = {{".", "x"}}}); }),
                     "renaming calls both \"a\" and \"b\" \"x\""));

@@ -317,8 +317,8 @@ void PowerSGDState::load_state_dict(const std::map<std::string, torch::Tensor>& 
     } else if (name.starts_with(kQ)) {
       qs[name.substr(std::string(kQ).size())] = tensor.clone();
     } else {
-      throw InvalidArgument(
-          format_text("PowerSGDState: entry {} is none of iteration, error/..., q/...; this is another state", name));
+      throw InvalidArgument(format_text(
+          "PowerSGDState: entry {} is not one of iteration, error/..., q/...; this is another state", name));
     }
   }
   MANIPLE_REQUIRE(iteration >= 0, "PowerSGDState: entry iteration is missing; this is another state");
