@@ -2,7 +2,7 @@
 # House rules that no compiler checks. Usage: check.sh RULE [ROOT]
 # Prints each violation as file:line: what, and fails if there is one.
 set -euo pipefail
-rules="layers torch filesystem names classes exports lengths columns sleeps locks mutexes errors knobs variables words"
+rules="layers torch filesystem names classes exports lengths columns sleeps locks mutexes errors knobs variables words prose"
 rule=${1:?one of $rules}
 here=$(cd "$(dirname "$0")" && pwd)
 cd "${2:-$here/../..}"
@@ -82,7 +82,7 @@ check_torch() {
 check_filesystem() {
   sources src plugins include tests bench | { grep -vE '^tests/tools/(cli|bench)/' || true; } |
     xargs -r awk '/std::filesystem|#[ \t]*include[ \t]*<filesystem>/ && !/\/\/.*std::filesystem/ {
-      print FILENAME ":" FNR ": std::filesystem crashes beside LibTorch 2.x; use comm/base/files.h" }'
+      print FILENAME ":" FNR ": std::filesystem crashes in programs with LibTorch 2.x; use comm/base/files.h" }'
 }
 
 check_names() {
@@ -109,7 +109,7 @@ check_classes() {
     }'
 }
 
-# A shared library exports the namespaces that are marked with MANIPLE_API: those of public headers, and of the internal
+# A shared library exports the namespaces that are marked with MANIPLE_API: in public headers, and in the internal
 # ones by which libmaniple_train.so uses libmaniple.so.
 check_exports() {
   local used
@@ -188,7 +188,7 @@ check_mutexes() {
 check_errors() {
   sources src plugins tools include | xargs -r awk '
     function complain() {
-      print FILENAME ":" FNR ": it searches the text of an error; read a field of ErrorInfo, or add one (maniple/comm/error.h)"
+      print FILENAME ":" FNR ": it searches the error text; read a field of ErrorInfo, or add one (maniple/comm/error.h)"
     }
     BEGIN {
       text = "(what\\(\\)|(^|[^A-Za-z0-9_])reason|text_of\\([^()]*\\))"
@@ -234,7 +234,7 @@ check_knobs() {
 }
 
 # A MANIPLE_ variable that is read is a knob or in the table of our other variables; else whoever sets it would be
-# warned that nobody knows it. Programs: every text that is such a name; tests and scripts, which also make up names:
+# warned that it is unknown. Programs: every text that is such a name; tests and scripts, which also make up names:
 # what is asked for.
 check_variables() {
   local known
@@ -271,6 +271,13 @@ check_words() {
       { xargs -r grep -HnE "$pattern" || true; } | awk -F: -v word="$word" -v instead="$instead" '
         { print $1 ":" $2 ": \"" word "\"; write: " instead }'
   done < <(sed -E '/^(#|$)/d; s/ *\| +(anywhere|texts) *\| */#\1#/; s/ +\| +/#/' "$here/words.txt")
+}
+
+# Turns of phrase that readers stumble over, in all that people read: the table of prose.txt.
+check_prose() {
+  find . -path './build*' -prune -o -path './.?*' -prune -o -path './tests/style/self_test.sh' -prune -o -type f \
+    \( -name '*.h' -o -name '*.cpp' -o -name '*.inl' -o -name '*.cu' -o -name '*.md' -o -name '*.sh' -o -name '*.py' -o -name '*.awk' \
+    -o -name '*.cmake' -o -name CMakeLists.txt \) -print | sed 's|^\./||' | sort | xargs -r perl "$here/prose.pl" "$here/prose.txt"
 }
 
 violations=$("check_$rule")
