@@ -68,7 +68,7 @@ TEST(BadServer, N10TheDiallerNamesBothVersions) {
   server.join();
 }
 
-TEST_P(BadHandshake, N11WithoutTheSecretNobodyGetsIn) {
+TEST_P(BadHandshake, N11WithoutTheSecretPeersAreRefused) {
   Identity thief = target.identity;
   thief.secret = Secret::random();
   const std::string log = logged([&] {
@@ -87,7 +87,7 @@ TEST_P(BadHandshake, N11WithoutTheSecretNobodyGetsIn) {
   EXPECT_THAT(log, HasSubstr("secret"));
 }
 
-TEST_P(BadHandshake, N12N13N16N17AuthenticPeersThatDoNotBelongHereAreToldWhy) {
+TEST_P(BadHandshake, N12N13N16N17AuthenticPeersOfAnotherJobAreRefusedWithAReason) {
   Identity other = target.identity;
   other.job = "another";
   EXPECT_THAT(target.refusal(other), HasSubstr("this is job \"training\", not \"another\""));

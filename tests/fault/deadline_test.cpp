@@ -115,7 +115,7 @@ TEST_P(DeadlineTest, GroupHasALimitOfItsOwn) {
   });
 }
 
-TEST_P(DeadlineTest, LateButInTimeIsNoFault) {
+TEST_P(DeadlineTest, ALateRankWithinTheDeadlineIsAccepted) {
   const Place place = GetParam();
   run_ranks(
       {.n = place.n, .as = place.as, .transport = place.transport, .fault = delay_at(place.n - 1, 2, Seconds(0.5))},

@@ -83,7 +83,7 @@ TEST_P(FdLimit, FourRanksLiveWith64) {
   });
 }
 
-TEST_P(FdLimit, TooFewIsAnErrorThatSaysSo) {
+TEST_P(FdLimit, TooFewDescriptorsAreReported) {
   const RunResult result = run_ranks(
       {.n = 4, .as = As::processes, .transport = GetParam(), .init = false, .timeout = Seconds(10)}, [](Rank& r) {
         if (r.rank == 1) set_limit(8, 8);
@@ -116,7 +116,7 @@ TEST(FdLimitOfFiles, ARankThatReachedItKnowsItsHost) {
 
 // The others wait for it: they get an error, long before their deadline. (By TCP it may also be that a connection is
 // not accepted.)
-TEST(FdLimitOfGroups, OneThatARankCannotMakeFailsOnAll) {
+TEST(FdLimitOfGroups, AGroupThatOneRankCannotMakeFailsOnAll) {
   for (const int spare : {0, 1, 2, 3, 5}) {  // the lack of one more shows in other places
     run_ranks({.n = 3, .as = As::processes, .transport = TransportKind::shm}, [&](Rank& r) {
       r.world->barrier();

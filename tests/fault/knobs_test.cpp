@@ -169,11 +169,11 @@ void join_with_a_wrong_rank_1(Rank& r) {
   }
 }
 
-TEST(KnobFault, OthersAreToldWhoIsMissingByFile) {
+TEST(KnobFault, OtherRanksNameTheMissingByFile) {
   run_ranks({.n = 3, .as = As::processes, .init = false}, join_with_a_wrong_rank_1);
 }
 
-TEST(KnobFault, OthersAreToldWhoIsMissingByTcp) {
+TEST(KnobFault, OtherRanksNameTheMissingByTcp) {
   run_ranks({.n = 3, .as = As::processes, .init = false, .rendezvous_by_tcp = true}, join_with_a_wrong_rank_1);
 }
 

@@ -133,7 +133,7 @@ TEST_P(MismatchTest, RootOfOperationsThatSomeOnlySendIn) {
   });
 }
 
-TEST_P(MismatchTest, CountThatNobodyWaitsFor) {
+TEST_P(MismatchTest, CountOfAReduceWhoseSendersDoNotWait) {
   expect_mismatch({"reduce", "float32[3]", "float32[4]"}, [](Rank& r, bool odd) {
     std::vector<float> x(odd ? 3 : 4), sum(x.size());
     r.world->reduce(buffer_of(x), buffer_of(sum), 0);
@@ -141,7 +141,7 @@ TEST_P(MismatchTest, CountThatNobodyWaitsFor) {
 }
 
 // All ranks only send, and go on: what they call next is the same again, but not what they called before.
-TEST_P(MismatchTest, ItIsFoundLaterWhereNobodyWaits) {
+TEST_P(MismatchTest, IsFoundByALaterCallIfNoRankWaits) {
   for (const int more : {0, 1, 3, 4, 11}) {
     run([more](Rank& r) {
       if (r.world->transport() == "tcp") return;  // there the root receives what was meant for the other

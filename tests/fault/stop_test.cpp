@@ -41,7 +41,7 @@ TEST_P(Stop, IsNoticedByHeartbeat) {
     EXPECT_LT(when - fault_at_s, 8.0) << "rank " << rank << ", 3 s but for a machine that holds it up";
 }
 
-TEST_P(Stop, OfLessThanTheLimitIsNoFault) {
+TEST_P(Stop, OfLessThanTheLimitIsTolerated) {
   run_ranks({.n = 3, .as = As::processes, .transport = GetParam()}, [](Rank& r) {
     r.world->barrier();
     int value = 1;
@@ -59,7 +59,7 @@ TEST_P(Stop, OfLessThanTheLimitIsNoFault) {
   });
 }
 
-TEST_P(Stop, ContinuedTooLateIsToldThatTheGroupIsGone) {
+TEST_P(Stop, AResumedRankLearnsThatTheGroupFailed) {
   run_ranks({.n = 3, .as = As::processes, .transport = GetParam()}, [](Rank& r) {
     r.world->barrier();
     if (r.rank == 1) r.stop_self();

@@ -62,7 +62,7 @@ void come_late() {
 }
 
 // A rank that does not come to make a group is named, too.
-TEST_P(WaitReport, MakingAGroupNamesThoseThatDidNotCome) {
+TEST_P(WaitReport, MakingAGroupNamesMissingRanks) {
   const std::string log = logged(options(3), [](Rank& r) {
     if (r.rank == kLate) come_late();
     const int ranks[] = {0, 1, 2};
@@ -75,7 +75,7 @@ TEST_P(WaitReport, MakingAGroupNamesThoseThatDidNotCome) {
   EXPECT_TRUE(contains(log, "(it has destroyed this group, or has not made it yet)")) << log;
 }
 
-TEST_P(WaitReport, ACollectiveNamesThoseThatCameAndThoseThatDidNot) {
+TEST_P(WaitReport, ACollectiveNamesPresentAndMissingRanks) {
   const std::string log = logged(options(4), [](Rank& r) {
     int value = 1;
     r.world->all_reduce(buffer_of(value));
@@ -128,7 +128,7 @@ TEST_P(WaitReport, AReceiveNamesItsSender) {
   EXPECT_LE(count_of(log, "has waited"), 4) << log;
 }
 
-TEST_P(WaitReport, NothingIsSaidWhereItIsTurnedOff) {
+TEST_P(WaitReport, ReportsCanBeDisabled) {
   RunOptions run = options(2);
   run.env = {{"MANIPLE_WAIT_REPORT", "0"}};
   const std::string log = logged(run, [](Rank& r) {

@@ -131,7 +131,7 @@ TEST(Partition, ARankThatReadsNothingIsNotLost) {
 }
 
 // Something is always on its way here, and its answer with it: that is not silence, however long it goes on.
-TEST(Partition, ALongTransferIsNoSilence) {
+TEST(Partition, ALongTransferDoesNotCountAsSilence) {
   run_ranks({.n = 2,
              .as = As::netns,
              .timeout = Seconds(60),

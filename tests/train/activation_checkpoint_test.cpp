@@ -54,7 +54,7 @@ TEST(ActivationCheckpoint, Arguments) {
   });
 }
 
-TEST(ActivationCheckpoint, ArgumentsThatAreNoTensorsOrNeedNoGradient) {
+TEST(ActivationCheckpoint, ArgumentsWithoutTensorsOrGradients) {
   expect_same([](const Maybe& maybe, const Tensors& t) {
     const auto scaled = [](const Tensor& a, double factor, const Tensor& which, const Tensor& none) {
       EXPECT_FALSE(none.defined());

@@ -181,7 +181,7 @@ TEST(GradScaler, Errors) {
   EXPECT_THROW(scaler.step(optimizer), InvalidArgument);
 }
 
-TEST(GradScaler, OffItIsNotThere) {
+TEST(GradScaler, DisabledItStepsWithoutScaling) {
   GradScaler scaler({.enabled = false});
   OneParameter one;
   one.backward(scaler, 2);

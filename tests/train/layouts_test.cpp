@@ -101,7 +101,7 @@ TEST(Layouts, AccumulationScalesATiedWeightOnce) {
 class LayoutsOf : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, LayoutsOf, testing::Values(1, 2, 3));
 
-TEST_P(LayoutsOf, NormsOfShardedParametersAreThoseOfOneProcess) {
+TEST_P(LayoutsOf, NormsOfShardedParametersEqualOneProcess) {
   run_ranks({.n = GetParam()}, [](Rank& r) {
     for (const double p : {2.0, 1.0, kInfinity}) {
       const Net expected = reference(r.world->size());
@@ -301,7 +301,7 @@ void expect_refused(const std::string& function, const std::string& parameter, c
   EXPECT_NE(error.find(parameter), std::string::npos) << function << ": \"" << error << '"';
 }
 
-TEST(Layouts, WhatExpectsWholeParametersRefusesShardedOnesAndChangesNothing) {
+TEST(Layouts, ShardedParametersAreRefusedWhereWholeOnesAreExpected) {
   const SharedFolder folder;
   run_ranks({.n = 2, .env = folder.env()}, [&](Rank& r) {
     Net inside;
@@ -334,7 +334,7 @@ TEST(Layouts, WhatExpectsWholeParametersRefusesShardedOnesAndChangesNothing) {
   });
 }
 
-TEST(Layouts, WhatExpectsWholeParametersRefusesPartsOfTensorParallelLayersAndOfPipelines) {
+TEST(Layouts, TensorParallelAndPipelineParametersAreRefusedWhereWholeOnesAreExpected) {
   const SharedFolder folder;
   run_ranks({.n = 2, .env = folder.env()}, [&](Rank& r) {
     const std::string path = SharedFolder::here() + "/weights-" + std::to_string(r.rank) + ".safetensors";

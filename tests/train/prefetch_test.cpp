@@ -49,7 +49,7 @@ TEST(Prefetch, OnTheCpuBatchesPassThroughOneAtATime) {
   EXPECT_EQ(seen, 5);
 }
 
-TEST(Prefetch, ReadsSoManyAhead) {
+TEST(Prefetch, ReadsTheRequestedNumberAhead) {
   for (const std::size_t ahead : {1u, 2u, 9u}) {
     Counted range;
     auto batches = prefetch_to(kElsewhere, range, {.batches = ahead});
@@ -68,7 +68,7 @@ TEST(Prefetch, ReadsSoManyAhead) {
   EXPECT_NE(error_of([&] { prefetch_to(kElsewhere, none, {.batches = 0}); }).find("0 batches"), std::string::npos);
 }
 
-TEST(Prefetch, WhatTheRangeThrowsComesInItsTurn) {
+TEST(Prefetch, ExceptionsOfTheRangeArriveInOrder) {
   for (const torch::Device device : {torch::Device(torch::kCPU), kElsewhere}) {
     Counted range{.fails_at = 3};
     int seen = 0;
@@ -133,7 +133,7 @@ struct Epochs : std::vector<torch::Tensor> {
   std::size_t epoch = 0;
 };
 
-TEST(Prefetch, TellsTheLoaderTheEpoch) {
+TEST(Prefetch, SetsTheEpochOfTheLoader) {
   Epochs epochs;
   prefetch_to(torch::kCPU, epochs).set_epoch(3);
   EXPECT_EQ(epochs.epoch, 3u);

@@ -8,7 +8,7 @@
 namespace maniple {
 namespace {
 
-TEST(StateKey, NamesAreThoseOfSavedCheckpoints) {
+TEST(StateKey, NamesMatchSavedCheckpoints) {
   const std::vector<std::pair<StateKey, std::string>> names = {
       {{{}, "kind"}, "kind"},
       {{{}, "groups"}, "groups"},
@@ -46,7 +46,7 @@ TEST(StateKey, AnOwnerHasAnIndexOrAName) {
   EXPECT_FALSE(StateOwner::of_group(0).is_parameter());
 }
 
-TEST(StateKey, FieldsAreThoseOfOneOwner) {
+TEST(StateKey, FieldsBelongToOneOwner) {
   const std::map<std::string, int> map = {{"group.0.lr", 1},
                                           {"group.0.parameters", 2},
                                           {"group.0.parameter.w.step", 3},

@@ -70,7 +70,7 @@ TEST(GracefulStop, ASignalSetsAFlagAndHandlersAreRestored) {
   EXPECT_FALSE(fresh.requested()) << "the signal of an earlier one is forgotten";
 }
 
-TEST(GracefulStop, WhatWasIgnoredStaysIgnored) {
+TEST(GracefulStop, IgnoredSignalsStayIgnored) {
   const Handler ignored(SIGINT, SIG_IGN);
   GracefulStop stop;
   ASSERT_EQ(::raise(SIGINT), 0);

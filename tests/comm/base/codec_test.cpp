@@ -20,7 +20,7 @@ TEST(Codec, IntegersAreLittleEndianOfTheirOwnSize) {
   for (std::size_t i = 0; i < 15; ++i) EXPECT_EQ(writer.bytes()[i], static_cast<char>(i + 1));
 }
 
-TEST(Codec, WhatIsPutIsGot) {
+TEST(Codec, WrittenValuesAreReadBack) {
   ByteWriter writer;
   writer.put(std::int8_t{-1});
   writer.put(std::numeric_limits<std::int16_t>::min());

@@ -29,7 +29,7 @@ TEST(CopyPastCaches, EveryAlignmentAndLength) {
   copy_past_caches(nullptr, nullptr, 0);
 }
 
-TEST(CopyPastCaches, OnlyForWhatDoesNotFit) {
+TEST(CopyPastCaches, IsUsedOnlyForDataLargerThanTheCaches) {
   EXPECT_FALSE(exceeds_caches(0, 0));
   EXPECT_FALSE(exceeds_caches(4096, 8));
   const bool ever = exceeds_caches(std::size_t{1} << 40, 1);

@@ -30,7 +30,7 @@ TEST(CrashTraceDeathTest, PrintsTheStackAndLeavesTheSignal) {
       ::testing::KilledBySignal(SIGABRT), "SIGABRT; the stack of its thread");
 }
 
-TEST(CrashTraceDeathTest, AnExceptionThatNobodyCaughtIsItsOwnText) {
+TEST(CrashTraceDeathTest, UncaughtExceptionsPrintTheirText) {
   const auto uncaught = []() noexcept {
     install_crash_trace();
     fail();

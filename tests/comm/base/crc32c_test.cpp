@@ -34,7 +34,7 @@ TEST(Crc32c, KnownValues) {
   EXPECT_EQ(crc32c(0, std::string(32, '\xff').data(), 32), 0x62a8ab43u);  // RFC 3720, B.4
 }
 
-TEST(Crc32c, AllWaysAgreeAtEverySizeAndAlignment) {
+TEST(Crc32c, AllImplementationsAgreeAtEverySizeAndAlignment) {
   const auto bytes = random_bytes(2500);
   std::vector<std::size_t> sizes;
   for (std::size_t size = 0; size <= 70; ++size) sizes.push_back(size);
@@ -56,7 +56,7 @@ TEST(Crc32c, AllWaysAgreeAtEverySizeAndAlignment) {
   }
 }
 
-TEST(Crc32c, AllWaysAgreeOnManyBytes) {
+TEST(Crc32c, AllImplementationsAgreeOnLongInputs) {
   const auto bytes = random_bytes(std::size_t{1} << 20);
   std::vector<std::size_t> sizes{65536, 100003, 262144, bytes.size() - 7};
   for (std::size_t size = 16370; size <= 16900; ++size) sizes.push_back(size);
@@ -70,7 +70,7 @@ TEST(Crc32c, AllWaysAgreeOnManyBytes) {
   }
 }
 
-TEST(Crc32c, PiecesGiveTheValueOfTheWhole) {
+TEST(Crc32c, ChecksumsOfPiecesCombine) {
   const auto bytes = random_bytes(5000);
   const std::uint32_t whole = crc32c(0, bytes.data(), bytes.size());
   for (std::size_t cut = 0; cut <= bytes.size(); cut += 37) {
@@ -78,7 +78,7 @@ TEST(Crc32c, PiecesGiveTheValueOfTheWhole) {
   }
 }
 
-TEST(Crc32c, SeesEveryFlippedBit) {
+TEST(Crc32c, DetectsEveryFlippedBit) {
   auto bytes = random_bytes(900);
   const std::uint32_t whole = crc32c(0, bytes.data(), bytes.size());
   for (std::size_t bit = 0; bit < 8 * bytes.size(); ++bit) {

@@ -28,7 +28,7 @@ TEST(Deadline, ZeroAndLessHaveExpired) {
   }
 }
 
-TEST(Deadline, NanAndWhatIsFarBelowZeroHaveExpired) {
+TEST(Deadline, NanAndLargeNegativeLimitsHaveExpired) {
   for (const double seconds :
        {std::numeric_limits<double>::quiet_NaN(), -1e300, -std::numeric_limits<double>::infinity()}) {
     const auto deadline = Deadline::after(std::chrono::duration<double>(seconds));

@@ -145,7 +145,7 @@ TEST_F(Environment, EveryKindRefusesNonsense) {
     EXPECT_TRUE(is_permitted(info(Knob::heartbeat_s).permitted, zero)) << zero;
 }
 
-TEST_F(Environment, AnErrorNamesVariableValueAndWhatWasExpected) {
+TEST_F(Environment, ErrorsNameVariableValueAndExpectation) {
   set("MANIPLE_TCP_STREAMS", "17");
   EXPECT_EQ(error_of([] { knob_integer(Knob::tcp_streams); }),
             "MANIPLE_TCP_STREAMS is \"17\"; expected a whole number from 1 to 16");
@@ -169,7 +169,7 @@ TEST_F(Environment, AnErrorNamesVariableValueAndWhatWasExpected) {
   EXPECT_EQ(wrong_knobs([](const char*) { return std::nullopt; }).size(), 0u) << "another environment";
 }
 
-TEST_F(Environment, WhatIsPermittedAsText) {
+TEST_F(Environment, PermittedValuesAsText) {
   EXPECT_EQ(to_string(info(Knob::checks).permitted), "0 or 1");
   EXPECT_EQ(to_string(info(Knob::tcp_streams).permitted), "1 to 16");
   EXPECT_EQ(to_string(info(Knob::stage_kib).permitted), "0 or 16 to 1048576");

@@ -84,7 +84,7 @@ TEST(ErrorCodec, EveryKindDecodesToItselfAndToItsClass) {
   EXPECT_THROW(std::rethrow_exception(make_error(sample(ErrorKind::system))), SystemError);
 }
 
-TEST(ErrorCodec, WhatIsTooLongIsCut) {
+TEST(ErrorCodec, LongFieldsAreCut) {
   ErrorInfo info = sample();
   info.operation.assign(10'000, 'o');
   info.arguments.assign(10'000, 'a');
@@ -117,14 +117,14 @@ TEST(ErrorCodec, TruncatedAndUnknownAreRefused) {
   EXPECT_THROW(decode_error(encode_error(lost)), ProtocolError);
 }
 
-TEST(ErrorCodec, FromAnotherRankLossesAndMismatchesStayWhatTheyAre) {
+TEST(ErrorCodec, LossesAndMismatchesKeepTheirKindAcrossRanks) {
   EXPECT_EQ(from_another_rank(sample(ErrorKind::peer_lost)).kind, ErrorKind::peer_lost);
   EXPECT_EQ(from_another_rank(sample(ErrorKind::mismatch)).kind, ErrorKind::mismatch);
   EXPECT_EQ(from_another_rank(sample(ErrorKind::timeout)).kind, ErrorKind::aborted);
   EXPECT_EQ(from_another_rank(sample(ErrorKind::timeout)).ranks, sample().ranks);
 }
 
-TEST(ErrorCodec, ExceptionsOfOthersKeepTheirText) {
+TEST(ErrorCodec, ForeignExceptionsKeepTheirText) {
   const ErrorInfo info = info_of(std::make_exception_ptr(std::runtime_error("why")));
   EXPECT_EQ(info.kind, ErrorKind::aborted);
   EXPECT_EQ(info.reason, "why");
@@ -171,7 +171,7 @@ TEST_F(Report, NeverBlocks) {
 }
 
 // What a program finds that a rank started: the variable, and a file of its own under that number.
-TEST_F(Report, GoesIntoNoFileThatOnlyHasTheNumber) {
+TEST_F(Report, IsNotWrittenToAnUnrelatedFileWithTheSameNumber) {
   int fds[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
   const UniqueFd here(fds[0]);

@@ -53,7 +53,7 @@ int numbers_in_child() {
   return first_number == second_number ? first_number : 100;
 }
 
-TEST(ForkSafeMutex, AChildFindsItFreeAndTheDataWhole) {
+TEST(ForkSafeMutex, ForkedChildFindsItUnlockedAndTheDataConsistent) {
   pair_mutex.lock();
   first_number = 7;
   int status = -1;
@@ -66,7 +66,7 @@ TEST(ForkSafeMutex, AChildFindsItFreeAndTheDataWhole) {
   const std::lock_guard lock(pair_mutex), other(other_mutex);  // the parent's are free, too
 }
 
-TEST(ForkSafeMutex, AChildOfAChildFindsItFree) {
+TEST(ForkSafeMutex, GrandchildFindsItUnlocked) {
   EXPECT_EQ(run_in_child([] { return run_in_child([] { return numbers_in_child() == 100 ? 1 : 5; }); }), 5);
 }
 

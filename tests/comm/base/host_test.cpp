@@ -13,7 +13,7 @@
 namespace maniple {
 namespace {
 
-TEST(CoreSet, KnowsThisProcess) {
+TEST(CoreSet, ReturnsTheCoresOfThisProcess) {
   cpu_set_t set;
   CPU_ZERO(&set);
   ASSERT_EQ(::sched_getaffinity(0, sizeof set, &set), 0);

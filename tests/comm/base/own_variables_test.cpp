@@ -50,7 +50,7 @@ TEST_F(OwnVariables, UnknownOnesAreFound) {
   EXPECT_EQ(unknown_variables(all), Names());
 }
 
-TEST_F(OwnVariables, ThoseThatWereSpokenOfAreLeftOut) {
+TEST_F(OwnVariables, ReportedNamesAreNotRepeated) {
   ::setenv("MANIPLE_WARNED", "MANIPLE_A,MANIPLE_C,,", 1);
   EXPECT_EQ(unknown_variables(Names{"MANIPLE_A=1", "MANIPLE_B=1", "MANIPLE_C=1"}), Names{"MANIPLE_B"});
 }
@@ -89,7 +89,7 @@ TEST_F(OwnVariables, OneLineNamesThemAll) {
   EXPECT_NE(text.find("MANIPLE_QQQQ7 is not known. Nor are 92 others."), std::string::npos) << text;
 }
 
-TEST_F(OwnVariables, ChildrenAreToldWhatWasSaid) {
+TEST_F(OwnVariables, ChildrenInheritWhichNamesWereReported) {
   testing::internal::CaptureStderr();
   warn_of_unknown_variables_for_children(Names{"MANIPLE_FROBBED=1", "MANIPLE_LOG=info"});
   warn_of_unknown_variables_for_children(Names{"MANIPLE_FROBBED=1", "MANIPLE_LOG=info"});

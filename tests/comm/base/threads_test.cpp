@@ -31,7 +31,7 @@ TEST(RunApart, ExitWaitsForIt) {
   EXPECT_EXIT(exit_beside([] { say_when_exiting("it was done"); }), testing::ExitedWithCode(0), "it was done");
 }
 
-TEST(RunApart, ExitWaitsUntilWhatItHoldsIsGone) {
+TEST(RunApart, ExitWaitsUntilItsCapturesAreDestroyed) {
   EXPECT_EXIT(
       {
         auto held = std::shared_ptr<void>(nullptr, [](void*) { say_when_exiting("it is gone"); });

@@ -48,7 +48,7 @@ TEST(Types, UnknownNamesAreErrorsThatListTheKnown) {
   EXPECT_THROW(parse_transport("rdma"), InvalidArgument);
 }
 
-TEST(Types, BuffersKnowTheirElements) {
+TEST(Types, BuffersReportTheirElements) {
   std::vector<float> floats(3);
   EXPECT_EQ(buffer_of(floats).dtype, DType::float32);
   EXPECT_EQ(buffer_of(floats).bytes(), 12u);

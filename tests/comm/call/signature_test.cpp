@@ -27,7 +27,7 @@ TEST(MismatchOf, ListsTheCallsAsTextAndAsFields) {
             "ranks called different things: rank 0: all_reduce #3 int32[1] sum at a.cpp:7; rank 2: barrier #3");
 }
 
-TEST(Signature, SaysWhatWasCalled) {
+TEST(Signature, DescribesTheCall) {
   EXPECT_EQ(Signature::of(operation(Op::all_reduce, 12, DType::float32, 1000)).describe(),
             "all_reduce #12 float32[1000] sum");
   EXPECT_EQ(Signature::of(operation(Op::barrier, 4, DType::uint8, 0)).describe(), "barrier #4");
@@ -47,7 +47,7 @@ TEST(Signature, SaysWhatWasCalled) {
   EXPECT_EQ(Signature::of(scaled).describe(), "reduce_scatter #1 float16[8] premul_sum by 0.5");
 }
 
-TEST(Signature, UnevenCountsAreToldApart) {
+TEST(Signature, UnevenCountsAreDistinguished) {
   const auto describe = [](std::vector<std::size_t> counts) {
     Operation gather = operation(Op::all_gather, 7, DType::float32, 0);
     gather.parts = Parts(counts);
@@ -57,7 +57,7 @@ TEST(Signature, UnevenCountsAreToldApart) {
   EXPECT_NE(describe({1, 2}), describe({2, 1}));
 }
 
-TEST(Signature, UnevenCountsOfAPremultipliedSumAreToldApart) {
+TEST(Signature, UnevenCountsOfAPremultipliedSumAreDistinguished) {
   const auto scaled = [](Op op, std::size_t count, std::vector<std::size_t> counts) {
     Operation result = operation(op, 7, DType::float32, count);
     result.reduce = ReduceOp::premultiplied(2);
@@ -84,7 +84,7 @@ TEST(Signature, ListsOfAllToAllNeedNotBeTheSameButMustBeThere) {
   EXPECT_NE(with_counts({0, 0}), Signature::of(operation(Op::all_to_all, 7, DType::float32, 0)));
 }
 
-TEST(Signature, ListsOfNewGroupsAreToldApart) {
+TEST(Signature, ListsOfNewGroupsAreDistinguished) {
   const auto describe = [](std::vector<std::size_t> list) {
     Operation agree = operation(Op::barrier, 7, DType::uint8, 0);
     agree.parts = Parts(list);

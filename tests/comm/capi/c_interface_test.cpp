@@ -157,7 +157,7 @@ TEST(CInterface, Collectives) {
   });
 }
 
-TEST(CInterface, WorkTellsWhenItIsDone) {
+TEST(CInterface, WorkReportsCompletion) {
   with_ranks(2, [](maniple_group* group, int rank, int) {
     std::vector<float> x(1000, 1);
     const maniple_buffer own = buffer_of(x, MANIPLE_FLOAT32);
@@ -220,7 +220,7 @@ TEST(CInterface, ErrorsHaveAKindATextAndRanks) {
   });
 }
 
-TEST(CInterface, AQuestionEndsAWaitingOperation) {
+TEST(CInterface, TheInterruptedCallbackEndsAWaitingOperation) {
   with_ranks(2, [](maniple_group* group, int rank, int) {
     std::vector<float> x(1, 1);
     const maniple_buffer own = buffer_of(x, MANIPLE_FLOAT32);

@@ -33,7 +33,7 @@ TEST(Parts, Uneven) {
   }
 }
 
-TEST(Parts, NothingAtAll) {
+TEST(Parts, EmptyLists) {
   EXPECT_EQ(Parts().total(), 0u);
   EXPECT_EQ(Parts().ranks(), 0);
   const std::vector<std::size_t> zeros(3, 0);
@@ -41,7 +41,7 @@ TEST(Parts, NothingAtAll) {
   EXPECT_EQ(Parts(zeros).largest(), 0u);
 }
 
-TEST(Parts, HashTellsListsApart) {
+TEST(Parts, HashDistinguishesLists) {
   const auto hash = [](std::vector<std::size_t> counts) { return Parts(counts).hash(); };
   EXPECT_EQ(hash({1, 2, 3}), hash({1, 2, 3}));
   EXPECT_NE(hash({1, 2, 3}), hash({3, 2, 1}));

@@ -164,12 +164,12 @@ TEST(Reduce, IntegersWrapAndAveragesTruncateTowardsZero) {
             std::numeric_limits<std::int64_t>::min());
 }
 
-TEST(Reduce, OrderOfAdditionsIsThatOfTheSources) {
+TEST(Reduce, SourcesAreAddedInOrder) {
   expect_everywhere<float>({.op = ReduceOp::sum}, {1e8f, 1, -1e8f}, 0);
   expect_everywhere<float>({.op = ReduceOp::sum}, {1e8f, -1e8f, 1}, 1);
 }
 
-TEST(Reduce, NothingToDoTouchesNothing) {
+TEST(Reduce, EmptyReductionsWriteNothing) {
   const void* source = nullptr;
   void* destination = nullptr;
   reduce({.dtype = DType::float32, .op = ReduceOp::sum}, {&source, 1}, {&destination, 1}, 0);
@@ -189,7 +189,7 @@ std::string error_of(DType dtype, ReduceOp op) {
   return "";
 }
 
-TEST(RequireReducible, AllowsWhatHasAMeaning) {
+TEST(RequireReducible, AllowsMeaningfulCombinations) {
   for (int d = 0; d < kDTypeCount; ++d) {
     const auto dtype = static_cast<DType>(d);
     const bool floating = to_string(dtype).find("float") != std::string_view::npos;
@@ -203,7 +203,7 @@ TEST(RequireReducible, AllowsWhatHasAMeaning) {
   }
 }
 
-TEST(RequireReducible, ErrorsSayWhatToUse) {
+TEST(RequireReducible, ErrorsNameAlternatives) {
   EXPECT_EQ(error_of(DType::float32, ReduceOp::band),
             "band has no meaning for float32; use sum, avg, product, min, max or premul_sum");
   EXPECT_EQ(error_of(DType::bool8, ReduceOp::avg),

@@ -107,7 +107,7 @@ TEST_P(Arguments, CountsWhoseSumWrapsAround) {
   });
 }
 
-TEST_P(Arguments, RegisteredMemoryThatCannotBe) {
+TEST_P(Arguments, InvalidRegisteredMemory) {
   run_mistake([](Rank& r) { r.world->allocate(static_cast<std::size_t>(-1)); });
 }
 
@@ -156,7 +156,7 @@ TEST_P(Arguments, NegativePeerOfASend) {
 // What 0 - 1 gives; what makes 0 bytes of eight each; what fits as bytes, but not as parts of several ranks.
 const std::size_t kTooMany[] = {static_cast<std::size_t>(-1), std::size_t{1} << 61, (std::size_t{1} << 48) + 1};
 
-TEST_P(Arguments, MoreElementsThanThereCanBe) {
+TEST_P(Arguments, ElementCountBeyondTheLimit) {
   run([](Rank& r) {
     ProcessGroup& w = *r.world;
     std::byte memory[64] = {};
@@ -206,7 +206,7 @@ TEST_P(Arguments, MoreElementsThanThereCanBe) {
   });
 }
 
-TEST_P(Arguments, PartsThatAreTogetherMoreThanThereCanBe) {
+TEST_P(Arguments, SumOfPartsBeyondTheLimit) {
   run_mistake([](Rank& r) {
     const std::size_t each = (std::size_t{1} << 48) / static_cast<std::size_t>(r.size) + 1;
     std::byte memory[8] = {};
@@ -215,7 +215,7 @@ TEST_P(Arguments, PartsThatAreTogetherMoreThanThereCanBe) {
   });
 }
 
-TEST_P(Arguments, NumbersThatAreNoReduceOpOrDType) {
+TEST_P(Arguments, UnknownReduceOpOrDType) {
   run([](Rank& r) {
     ProcessGroup& w = *r.world;
     std::vector<float> x(4), all(4 * r.size);
@@ -257,7 +257,7 @@ TEST_P(Arguments, NegativeTag) {
   });
 }
 
-TEST_P(Arguments, TimeOutsThatAreNone) {
+TEST_P(Arguments, InvalidTimeOuts) {
   for (const double seconds : {-1.0, -1e300, std::numeric_limits<double>::quiet_NaN()}) {
     const CallOptions call{.timeout = Seconds(seconds)};
     run_mistake([&call](Rank& r) {

@@ -39,7 +39,7 @@ TEST_P(Groups, NewGroupOrdersItsRanksAsListed) {
   });
 }
 
-TEST_P(Groups, RanksOutsideAreNoMembers) {
+TEST_P(Groups, RanksOutsideAreNotMembers) {
   run([](Rank& r) {
     const std::vector<int> even = [&] {
       std::vector<int> list;
@@ -180,7 +180,7 @@ TEST_P(Groups, AHandleFromOutsideKeepsNothingAlive) {
   }
 }
 
-TEST_P(Groups, OptionsThatCannotBeAreRefusedByAll) {
+TEST_P(Groups, InvalidOptionsAreRefusedByAllRanks) {
   run([](Rank& r) {
     const std::vector<int> first = {0};
     const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -368,7 +368,7 @@ TEST_P(Groups, MemoryMayBeDroppedByAThreadThatTheGroupDoesNotKnow) {
   });
 }
 
-TEST(Stages, RanksThatWishForOtherSizesTakeThatOfTheFirst) {
+TEST(Stages, TheFirstRanksStageSizeIsUsedByAll) {
   run_ranks({.n = 3, .as = As::processes, .backend = "native", .init = false}, [](Rank& r) {
     ASSERT_EQ(::setenv("MANIPLE_STAGE_KIB", std::to_string(100 << r.rank).c_str(), 1), 0);
     r.init();
@@ -378,7 +378,7 @@ TEST(Stages, RanksThatWishForOtherSizesTakeThatOfTheFirst) {
   });
 }
 
-TEST_P(Groups, BadListsAreTheCallersMistake) {
+TEST_P(Groups, InvalidRankListsThrowInvalidArgument) {
   run([](Rank& r) {
     EXPECT_THROW(r.world->new_group(std::vector<int>{0, r.size}), InvalidArgument);
     EXPECT_THROW(r.world->new_group(std::vector<int>{-1}), InvalidArgument);

@@ -77,7 +77,7 @@ class Leftovers : public Operations {
 };
 INSTANTIATE_TEST_SUITE_P(Few, Leftovers, testing::ValuesIn(places({2, 3})), name_of);
 
-TEST_P(Leftovers, OfAGroupWithAMessageThatNobodyReceived) {
+TEST_P(Leftovers, OfAGroupWithAnUnreceivedMessage) {
   run_rounds([](Rank& r, ProcessGroup& group) {
     const int value = 7;
     if (r.rank == 0) group.send(buffer_of(value), 1);

@@ -88,7 +88,7 @@ TEST_P(Meshes, SubMeshesGoThroughThisRank) {
   });
 }
 
-TEST_P(Meshes, WhatDoesNotFitIsALineOnAllRanksAndTheGroupStaysUsable) {
+TEST_P(Meshes, InvalidShapesAreRefusedOnAllRanksAndTheGroupStaysUsable) {
   run([](Rank& r) {
     const auto text_of = [&](std::vector<MeshDimension> dimensions) {
       const Caught caught = catch_error([&] { DeviceMesh mesh(r.world, std::move(dimensions)); });

@@ -60,7 +60,7 @@ TEST_P(MonitoredBarrier, LeavesNoKeysBehindAlsoWhenSomeFailed) {
   });
 }
 
-TEST_P(MonitoredBarrier, LimitsThatAreNoneAreRefusedAndTheNextMeets) {
+TEST_P(MonitoredBarrier, InvalidLimitsAreRefusedAndTheNextBarrierPasses) {
   run([](Rank& r) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
     EXPECT_THROW(r.world->monitored_barrier(Seconds(-1)), InvalidArgument);

@@ -218,7 +218,7 @@ TEST_P(Movement, BarrierHoldsUntilTheLastRankHasCome) {
   });
 }
 
-TEST_P(Movement, TransportIsTheOneAskedFor) {
+TEST_P(Movement, TransportIsTheRequestedOne) {
   const Place place = GetParam();
   run([&](Rank& r) {
     EXPECT_EQ(r.world->size(), r.size);

@@ -226,7 +226,7 @@ TEST_P(PointToPointTest, WhatWasSentBehindALargeIsendArrivesAfterTheRankLeft) {
   });
 }
 
-TEST_P(PointToPointTest, AnIsendWhoseFollowersNobodyReceivesFailsAtItsLimit) {
+TEST_P(PointToPointTest, AnUnreceivedIsendFailsAtItsLimit) {
   run([](Rank& r) {
     if (r.rank > 1) return;
     const int peer = 1 - r.rank;

@@ -64,7 +64,7 @@ TEST(Recorder, KeepsTheLastOnesOldestFirst) {
   EXPECT_NE(recorder.called(7), RankCall());
 }
 
-TEST(Recorder, WhatNoCallOfTheProgramMadeHasNoPlace) {
+TEST(Recorder, InternalCallsHaveNoSourceLocation) {
   Recorder recorder(8);
   Operation barrier;
   barrier.seq = 1;

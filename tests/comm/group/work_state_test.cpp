@@ -24,7 +24,7 @@ struct Running {
   Work work{state};
 };
 
-TEST(Work, AHandleToNothingCanOnlyBeAsked) {
+TEST(Work, AnEmptyHandleCanOnlyBeQueried) {
   const Work nothing;
   EXPECT_FALSE(nothing.valid());
   EXPECT_THROW(nothing.done(), InvalidArgument);
@@ -55,7 +55,7 @@ TEST(Work, WaitThrowsTheErrorEveryTime) {
   EXPECT_NE(copy.error(), nullptr);
 }
 
-TEST(Work, ADeadlineThatPassesIsNoError) {
+TEST(Work, WaitUntilReturnsFalseAtTheDeadline) {
   Running running;
   EXPECT_FALSE(running.work.wait_until(Deadline::after(milliseconds(0))));
   EXPECT_FALSE(running.work.wait_until(Deadline::after(milliseconds(10))));
@@ -65,7 +65,7 @@ TEST(Work, ADeadlineThatPassesIsNoError) {
   EXPECT_TRUE(running.work.wait_until(Deadline::never()));
 }
 
-TEST(Work, WhatFollowsRunsInTheThreadThatFinishes) {
+TEST(Work, ContinuationsRunInTheFinishingThread) {
   Running running;
   std::thread::id ran_in;
   const Work after = running.work.then([&] { ran_in = std::this_thread::get_id(); });
@@ -77,7 +77,7 @@ TEST(Work, WhatFollowsRunsInTheThreadThatFinishes) {
   EXPECT_EQ(ran_in, other_id);
 }
 
-TEST(Work, WhatFollowsSomethingDoneRunsAtOnceAndHere) {
+TEST(Work, ContinuationsOfFinishedWorkRunImmediatelyInTheCaller) {
   Running running;
   running.state->finish(nullptr);
   std::thread::id ran_in;
@@ -86,7 +86,7 @@ TEST(Work, WhatFollowsSomethingDoneRunsAtOnceAndHere) {
   EXPECT_EQ(ran_in, std::this_thread::get_id());
 }
 
-TEST(Work, FollowersRunInTheOrderTheyWereAdded) {
+TEST(Work, ContinuationsRunInTheOrderTheyWereAdded) {
   Running running;
   std::string order;
   running.work.then([&] { order += 'a'; });
@@ -96,7 +96,7 @@ TEST(Work, FollowersRunInTheOrderTheyWereAdded) {
   EXPECT_EQ(order, "abcd");
 }
 
-TEST(Work, AnErrorPassesWhatFollowsBy) {
+TEST(Work, ErrorsSkipContinuations) {
   Running running;
   bool ran = false;
   const Work after = running.work.then([&] { ran = true; });
@@ -107,7 +107,7 @@ TEST(Work, AnErrorPassesWhatFollowsBy) {
   EXPECT_FALSE(ran);
 }
 
-TEST(Work, WhatFollowsMayThrow) {
+TEST(Work, ContinuationsMayThrow) {
   Running running;
   const Work after = running.work.then([] { throw std::logic_error("oh"); });
   running.state->finish(nullptr);

@@ -37,7 +37,7 @@ TEST_P(WorkTest, IsDoneWhenTheLastRankHasCome) {
 
 TEST(Work, DefaultIsAHandleToNothing) { EXPECT_FALSE(Work().valid()); }
 
-TEST_P(WorkTest, ThenRunsAfterTheOperationAndCarriesWhatItThrows) {
+TEST_P(WorkTest, ThenRunsAfterTheOperationAndForwardsExceptions) {
   run([](Rank& r) {
     int value = 1;
     int seen = 0;
@@ -148,7 +148,7 @@ TEST_P(WorkTest, RecentOperationsAreRecorded) {
   });
 }
 
-TEST_P(WorkTest, TheLastHandleMayGoInWhatFollows) {
+TEST_P(WorkTest, TheLastHandleMayBeDroppedInAContinuation) {
   run([](Rank& r) {
     auto group = r.world->split(0);
     const Work work = group->barrier({.async_op = true});

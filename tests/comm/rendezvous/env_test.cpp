@@ -193,7 +193,7 @@ TEST_F(NoLauncher, IsNotAssumedWhenAnythingIsSet) {
   EXPECT_FALSE(has_no_launcher({}));
 }
 
-TEST_F(NoLauncher, TransportsAreNoBackends) {
+TEST_F(NoLauncher, TransportsAreNotBackends) {
   for (const char* name : {"tcp", "shm"}) {
     try {
       init({.backend = name});

@@ -215,7 +215,7 @@ TEST_F(Rendezvous, ATakenPortIsNamed) {
   }
 }
 
-TEST_F(Rendezvous, NobodyThereIsATimeout) {
+TEST_F(Rendezvous, UnreachableServerTimesOut) {
   EXPECT_THROW(rendezvous(options_for("tcp://127.0.0.1:" + std::to_string(free_port()), 1, 2),
                           Deadline::after(milliseconds(200))),
                Timeout);

@@ -61,7 +61,7 @@ TEST(Round, EveryoneGetsTheSameOnce) {
   for (std::thread& rank : ranks) rank.join();
 }
 
-TEST(Round, WhoHasNotComeIsNamed) {
+TEST(Round, MissingRanksAreNamed) {
   const auto store = make_memory_store();
   EXPECT_THAT(timeout_text(store, 5, 8), HasSubstr("1 of 8 ranks joined, waiting for ranks 0-4, 6, 7"));
   std::thread other(
@@ -73,7 +73,7 @@ TEST(Round, WhoHasNotComeIsNamed) {
 }
 
 // However often each of them has tried before.
-TEST(Round, TriesNeedNotBeEqualInNumber) {
+TEST(Round, NumbersOfAttemptsMayDiffer) {
   const auto store = make_memory_store();
   for (int rank = 0; rank < 3; ++rank) {
     for (int tries = 0; tries < 3 * rank + 1; ++tries) timeout_text(store, rank, 3);

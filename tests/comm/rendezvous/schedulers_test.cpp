@@ -19,7 +19,9 @@ std::optional<SchedulerAssignment> detect(const Variables& variables) {
   });
 }
 
-TEST(Schedulers, NothingIsNobody) { EXPECT_FALSE(detect({{"SLURM_JOB_ID", "7"}}).has_value()); }
+TEST(Schedulers, WithoutARankVariableNoSchedulerIsDetected) {
+  EXPECT_FALSE(detect({{"SLURM_JOB_ID", "7"}}).has_value());
+}
 
 TEST(Schedulers, OpenMpiOnOneHostNeedsNoMaster) {
   const auto assignment = detect({{"OMPI_COMM_WORLD_RANK", "3"},

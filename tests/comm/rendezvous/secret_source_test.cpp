@@ -147,7 +147,7 @@ TEST_F(SecretSource, AnEmptyVariableIsNotTakenForNone) {
   EXPECT_THAT(complaint(), HasSubstr("MANIPLE_SECRET_FD is set, but empty"));
 }
 
-TEST_F(SecretSource, BothAreOneTooMany) {
+TEST_F(SecretSource, FileAndDescriptorTogetherAreRefused) {
   set("MANIPLE_SECRET_FD", "5");
   set("MANIPLE_SECRET_FILE", path.c_str());
   EXPECT_THAT(complaint(), HasSubstr("expected one of them"));

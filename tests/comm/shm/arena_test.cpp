@@ -185,7 +185,7 @@ TEST(Arena, TheEndOfAShortWaitIsForgottenInALongOne) {
   EXPECT_EQ(context.take_end(), 0u);
 }
 
-TEST(Arena, WhatWasFinishedLongAgoIsNotTakenForNew) {
+TEST(Arena, AVeryOldFinishedCounterDoesNotCompleteANewEpoch) {
   World world(2);
   // Rank 1 takes part in more epochs than half of those that can be told apart, and none is one that counts `finished`.
   // It publishes all; those are taken here that matter.
@@ -223,7 +223,7 @@ TEST(Arena, ARankThatLeftIsLost) {
   }
 }
 
-TEST(Arena, WhatALeavingRankPublishedIsUsedFirst) {
+TEST(Arena, DataOfALeavingRankIsUsedFirst) {
   World world(2);
   const std::uint32_t epoch = world[1].next_epoch();
   world[1].contribution(1, epoch).words[0] = 42;
@@ -348,7 +348,7 @@ TEST(Arena, ATimeoutNamesTheMissing) {
   }
 }
 
-TEST(Arena, ABellIsHeardOnlyByItsRank) {
+TEST(Arena, NotificationsWakeOnlyTheirRank) {
   World world(2);
   const std::uint32_t seen = world[0].notifications();
   const std::uint32_t other = world[1].notifications();

@@ -18,14 +18,14 @@ constexpr double kMs = 1e-3, kUs = 1e-6;
 double nothing() noexcept { return 0; }
 
 // What another machine on the same host takes away, the kernel does not see.
-TEST(Competition, GapsInWhichNobodyRanAreNone) {
+TEST(Competition, IdleGapsAreNotCompetition) {
   Competition competition;
   for (int i = 1; i < 1000; ++i)
     EXPECT_FALSE(competition.is_in_gap(i * 3 * kMs, i * 3 * kMs + (i % 2 == 0 ? 150 * kUs : 2 * kMs), 0.5, nothing))
         << i;
 }
 
-TEST(Competition, TimeSlicesOfAnotherProcessAre) {
+TEST(Competition, TimeSlicesOfAnotherProcessAreCompetition) {
   Competition competition;
   double now = 0, delay = 7;
   competition.is_in_gap(now, now + 100 * kUs, delay, nothing);
@@ -36,7 +36,7 @@ TEST(Competition, TimeSlicesOfAnotherProcessAre) {
   }
 }
 
-TEST(Competition, ManyShortGapsOfAnotherProcessAre) {
+TEST(Competition, ManyShortGapsOfAnotherProcessAreCompetition) {
   Competition competition;
   double now = 1, delay = 0;
   competition.is_in_gap(now - 100 * kUs, now, delay, nothing);
@@ -50,7 +50,7 @@ TEST(Competition, ManyShortGapsOfAnotherProcessAre) {
 }
 
 // Where the host makes many gaps, something short in one of them is none, either.
-TEST(Competition, SomethingShortAmongManyGapsIsNone) {
+TEST(Competition, BriefDelaysAmongManyGapsAreNotCompetition) {
   Competition competition;
   double now = 1, delay = 0;
   for (int i = 0; i < 1000; ++i) {
@@ -61,7 +61,7 @@ TEST(Competition, SomethingShortAmongManyGapsIsNone) {
 }
 
 // A thread of the kernel that runs for some microseconds now and then.
-TEST(Competition, SomethingShortNowAndThenIsNone) {
+TEST(Competition, OccasionalBriefDelaysAreNotCompetition) {
   Competition competition;
   double now = 1, delay = 0;
   for (int i = 0; i < 1000; ++i) {
@@ -72,7 +72,7 @@ TEST(Competition, SomethingShortNowAndThenIsNone) {
 }
 
 // The host takes the core away while something short runs on it, again and again: the kernel counts all of it as delay.
-TEST(Competition, WhatTheHostTookIsNone) {
+TEST(Competition, StolenTimeIsNotCompetition) {
   static double taken;
   taken = 1000;
   Competition competition;
@@ -99,7 +99,7 @@ TEST(Competition, WhatTheHostTookIsNone) {
   EXPECT_GT(seen, 950);
 }
 
-TEST(Competition, OfWhatTheHostTookTheKernelTells) {
+TEST(Competition, StolenTimeIsReadFromTheKernel) {
   const double before = Competition::stolen_from_core();
   EXPECT_GE(before, 0);
   EXPECT_LT(before, 1e9);
@@ -107,7 +107,7 @@ TEST(Competition, OfWhatTheHostTookTheKernelTells) {
                Competition::delay_of_thread());  // the first tells nothing
 }
 
-TEST(Competition, WithoutACountEveryGapIs) {
+TEST(Competition, WithoutAKernelCountEveryGapIsCompetition) {
   Competition competition;
   EXPECT_TRUE(competition.is_in_gap(1, 1 + 60 * kUs, std::nullopt, nothing));
 }

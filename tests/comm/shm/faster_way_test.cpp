@@ -76,7 +76,7 @@ TEST(FasterWay, StaysWhereBothAreAboutEqual) {
 }
 
 // A call that failed is not added.
-TEST(FasterWay, AWayThatWasNotTakenToTheEndIsTriedAgain) {
+TEST(FasterWay, AnUnfinishedVariantIsTriedAgain) {
   FasterWay choice;
   ways_of(choice, kTries, 0, [](int, int) { return 1.0; });
   EXPECT_EQ(choice.next(0), 1);

@@ -46,7 +46,7 @@ TEST(Segment, LivesWithoutItsDescriptor) {
   EXPECT_EQ(segment->data()[kBytes - 1], std::byte{1});
 }
 
-TEST(Segment, NobodyCanChangeItsSize) {
+TEST(Segment, ItsSizeIsSealed) {
   const auto segment = Segment::create(kBytes);
   EXPECT_EQ(::ftruncate(segment->fd(), 0), -1);
   EXPECT_EQ(errno, EPERM);
@@ -145,7 +145,7 @@ TEST_F(DescriptorPassing, BytesWithoutADescriptorAreRefused) {
   EXPECT_THROW(receive_descriptor(here.get(), soon()), ProtocolError);
 }
 
-TEST_F(DescriptorPassing, GivesUpWhenItIsTold) {
+TEST_F(DescriptorPassing, StopsWhenCancelled) {
   const UniqueFd cancel(::eventfd(1, EFD_CLOEXEC));
   EXPECT_THROW(receive_descriptor(here.get(), soon(), cancel.get()), Aborted);
   send_descriptor(there.get(), file.get(), 7);

@@ -172,7 +172,7 @@ TEST_P(StoreConformance, EraseAndCount) {
   EXPECT_THROW(a->get("e1", Deadline::after(milliseconds(1))), Timeout);
 }
 
-TEST_P(StoreConformance, LimitsAreTheCallersMistakes) {
+TEST_P(StoreConformance, InvalidLimitsThrowInvalidArgument) {
   EXPECT_THROW(a->set("", "x"), InvalidArgument);
   EXPECT_THROW(a->set(std::string(kMaxKeyBytes + 1, 'k'), "x"), InvalidArgument);
   EXPECT_THROW(a->set("v", std::string(kMaxValueBytes + 1, 'v')), InvalidArgument);
@@ -182,7 +182,7 @@ TEST_P(StoreConformance, LimitsAreTheCallersMistakes) {
   EXPECT_EQ(b->get("still", soon()), "usable");
 }
 
-TEST_P(StoreConformance, ThreadsOfOneClientDoNotHoldEachOtherUp) {
+TEST_P(StoreConformance, ThreadsOfOneClientDoNotBlockEachOther) {
   std::vector<std::thread> waiting;
   std::atomic<int> woken{0};
   for (int i = 0; i < 8; ++i) {

@@ -56,7 +56,7 @@ TEST(StoreWire, UnknownCodesAndPaddingAreRefused) {
   EXPECT_THROW(reader.next(bytes), ProtocolError);
 }
 
-TEST(StoreWire, KeyListsThatClaimMoreThanTheyHold) {
+TEST(StoreWire, KeyListsWithExcessiveCountsAreRefused) {
   ByteWriter writer;
   writer.put(std::uint32_t{0xffffffff});
   EXPECT_THROW(decode_request({1, code(StoreOp::wait), writer.bytes()}), ProtocolError);
@@ -64,7 +64,7 @@ TEST(StoreWire, KeyListsThatClaimMoreThanTheyHold) {
   EXPECT_THROW(decode_request({1, code(StoreOp::wait), writer.bytes()}), ProtocolError);
 }
 
-TEST(StoreWire, TooManyOrTooLongKeysAreTheCallersMistake) {
+TEST(StoreWire, TooManyOrTooLongKeysThrowInvalidArgument) {
   const std::vector<std::string> many(kMaxKeysPerRequest + 1, "k");
   EXPECT_THROW(decode_request({1, code(StoreOp::check), encode_keys(many)}), InvalidArgument);
   const std::vector<std::string> longer(1, std::string(kMaxKeyBytes + 1, 'k'));
@@ -84,7 +84,7 @@ TEST(StoreWire, TruncatedBodiesAreRefused) {
   EXPECT_THROW(decode_request({1, code(StoreOp::add), body + "x"}), ProtocolError);
 }
 
-TEST(StoreWire, ValuesThatLie) {
+TEST(StoreWire, InconsistentLengthsAreRefused) {
   ByteWriter writer;
   writer.put(std::uint32_t{1});
   writer.put(~std::uint64_t{0});

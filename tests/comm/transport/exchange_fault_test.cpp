@@ -355,7 +355,7 @@ TEST(ExchangeFaults, ASilentPeerIsATimeoutAtTheDeadlineThatNamesItAndTheProgress
   }
 }
 
-TEST(ExchangeFaults, AnAbortWakesThoseWhoWaitWithItsCause) {
+TEST(ExchangeFaults, AnAbortWakesWaitersWithItsCause) {
   for (const WorldOptions& way : ways_to_wait(2)) {
     MeshWorld world(way);
     const Operation operation = call_of(Op::recv, 10);
@@ -379,7 +379,7 @@ TEST(ExchangeFaults, AnAbortWakesThoseWhoWaitWithItsCause) {
 }
 
 // When a rank gets to sleep, the time at which it wanted to look at its peers may be over.
-TEST(Exchange, ALookThatIsDueKeepsNobodyFromWaiting) {
+TEST(Exchange, ADuePollDoesNotPreventWaiting) {
   ::setenv("MANIPLE_HEARTBEAT", "0.000001", 1);
   MeshWorld world(ways_to_wait(2)[0]);
   ::unsetenv("MANIPLE_HEARTBEAT");

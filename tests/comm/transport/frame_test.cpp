@@ -198,7 +198,7 @@ TEST(Notice, FramesContinueOnTheReceiversOwnConnection) {
   EXPECT_EQ(receive_two(joined(zero, before_one), {}), "the first");
 }
 
-TEST(Notice, ThatMakesNoSenseIsRefused) {
+TEST(Notice, InvalidNoticesAreRefused) {
   const Signature signature{1, 2, 3, 4};
   const auto zero = encoded(empty_frame(signature, 0));
   const auto one = encoded(empty_frame(signature, 1));

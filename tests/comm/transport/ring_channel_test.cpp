@@ -69,7 +69,7 @@ TEST_F(RingTest, BytesComeOutInOrderWhateverTheSplit) {
   EXPECT_GT(notified.load(), 0);
 }
 
-TEST_F(RingTest, WhatWasWrittenIsReadBeforeTheEndIsTold) {
+TEST_F(RingTest, BufferedBytesAreReadBeforeTheEndIsReported) {
   const auto shared = memory(64);
   char out[3] = {'a', 'b', 'c'};
   {
@@ -113,7 +113,7 @@ TEST_F(RingTest, TheWriterIsNotifiedOnlyWhenTheRingWasHalfFull) {
 }
 
 // A writer that sleeps until it is notified, and a reader likewise: neither may miss the other.
-TEST_F(RingTest, NoSideSleepsWhileItCouldMove) {
+TEST_F(RingTest, NeitherSideSleepsWhileItCouldProgress) {
   const auto shared = memory(256);
   std::atomic<std::uint32_t> for_writer{0};
   std::atomic<std::uint32_t> for_reader{0};

@@ -80,7 +80,7 @@ struct Ends {
   std::unique_ptr<ByteSource> source;
 };
 
-TEST(SealedChannel, CarriesAnyBytesThroughAnyNarrowness) {
+TEST(SealedChannel, CarriesAllBytesThroughBuffersOfAnySize) {
   std::minstd_rand random(7);
   Pipe pipe;
   const Ends ends(pipe);

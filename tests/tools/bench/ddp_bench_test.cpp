@@ -31,7 +31,7 @@ TEST(DdpBench, WholeNumbersAreNumbersToo) {
                    2);
 }
 
-TEST(DdpBench, WhatIsNoRowIsQuoted) {
+TEST(DdpBench, InvalidRowsAreQuoted) {
   const std::vector<std::string> wrong = {
       "",
       "{",

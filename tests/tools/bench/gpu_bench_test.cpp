@@ -48,7 +48,7 @@ const GpuGoal& goal_of(const std::vector<GpuGoal>& goals, const std::string& tex
   throw InvalidArgument("no goal " + text);
 }
 
-TEST(GpuBench, NamesTellMeasurementsApart) {
+TEST(GpuBench, MeasurementNamesAreUnique) {
   std::set<std::string> names;
   int usual = 0;
   for (const GpuMeasurement& one : gpu_measurements()) {
@@ -193,7 +193,7 @@ class GpuBenchRun : public ::testing::Test {
   GpuBench bench_{testbed_, watch_, [](const std::string&) {}};
 };
 
-TEST_F(GpuBenchRun, TakesRowsAndSaysHowTheyWereMeasured) {
+TEST_F(GpuBenchRun, TakesRowsAndRecordsHowTheyWereMeasured) {
   write_program(scratch_.file("limit_gpu"), "");
   write_program(testbed_.program,
                 "echo '{\"gpu\": \"some GPU\"}'\n"

@@ -99,7 +99,7 @@ TEST(Measure, GivesOneRowForEachSize) {
   EXPECT_NEAR(rows[1].algbw_gbps, 1024 / rows[1].median_us / 1e3, 1e-9);
 }
 
-TEST(Measure, MakesTheCallsItWasTold) {
+TEST(Measure, MakesTheRequestedNumberOfCalls) {
   LoneCommunicator communicator;
   WorkItem item = item_of({4});
   item.iterations = 70;

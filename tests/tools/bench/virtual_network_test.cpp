@@ -9,7 +9,7 @@
 namespace maniple::bench {
 namespace {
 
-TEST(VirtualNetwork, HostsReachEachOtherAndNobodyElse) {
+TEST(VirtualNetwork, HostsReachOnlyEachOther) {
   if (const std::string why = VirtualNetwork::why_not(); !why.empty()) GTEST_SKIP() << "no network namespaces: " << why;
   VirtualNetwork network(2, "100mbit");
   EXPECT_EQ(network.hosts(), 2);

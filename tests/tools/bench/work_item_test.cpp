@@ -103,7 +103,7 @@ TEST(Row, SurvivesTheWayThroughALine) {
   EXPECT_EQ(to_line(*back), to_line(sample()));
 }
 
-TEST(Row, OtherOutputIsNoRow) {
+TEST(Row, OtherOutputIsNotARow) {
   EXPECT_FALSE(parse_row_line(""));
   EXPECT_FALSE(parse_row_line("WARNING: there was an error initializing a device"));
   EXPECT_FALSE(parse_row_line("{not json"));
@@ -161,7 +161,7 @@ TEST(Sizes, ListsSuffixesAndRanges) {
   EXPECT_EQ(parse_sizes("8,1K..4K"), (Sizes{8, 1024, 4096}));
 }
 
-TEST(Sizes, RefusesWhatIsNoSize) {
+TEST(Sizes, RefusesInvalidSizes) {
   for (const char* text : {"", ",", "0", "-4", "4X", "K", "4..", "..4", "8..4", "2000000000G", "1.5M", "4 K"}) {
     EXPECT_THROW(parse_sizes(text), InvalidArgument) << text;
   }
@@ -176,7 +176,7 @@ TEST(Sizes, ErrorsNameTheWrongPart) {
   }
 }
 
-TEST(Format, ReadsAsPeopleWriteIt) {
+TEST(Format, BytesAndTimesHaveReadableUnits) {
   EXPECT_EQ(format_bytes(4), "4 B");
   EXPECT_EQ(format_bytes(1024), "1 KiB");
   EXPECT_EQ(format_bytes(1536), "1.5 KiB");

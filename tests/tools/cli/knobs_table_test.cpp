@@ -36,7 +36,7 @@ TEST(KnobsTable, NoWordIsLostAtAnyWidth) {
   for (std::size_t width = 1; width < 220; ++width) EXPECT_EQ(words(width), words(0)) << width;
 }
 
-TEST(KnobsTable, IsOneLineForEachKnobWhenNobodyLooks) {
+TEST(KnobsTable, PrintsOneLinePerKnobWithoutATerminal) {
   const auto lines = lines_of(knobs_table(nothing, 0));
   ASSERT_EQ(lines.size(), knobs().size() + 1);
   const std::size_t column = lines[0].find("meaning");

@@ -17,7 +17,7 @@ std::string warning(const std::map<std::string, std::string>& environment) {
       2);
 }
 
-TEST(OuterLauncher, SeveralLaunchersAreSpokenOfOnce) {
+TEST(OuterLauncher, SeveralLaunchersAreReportedOnce) {
   const std::string text = warning({{"OMPI_COMM_WORLD_SIZE", "3"}, {"OMPI_COMM_WORLD_RANK", "0"}});
   EXPECT_NE(
       text.find("mpirun has started 3 launchers (OMPI_COMM_WORLD_SIZE is 3), and each starts a job of its own with 2 "

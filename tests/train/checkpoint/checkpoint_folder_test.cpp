@@ -87,7 +87,7 @@ bool mentions(const std::string& text, const std::string& part) { return text.fi
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
-TEST(CheckpointFolder, ALeftoverOfAProcessWithOurNumberIsInNobodysWay) {
+TEST(CheckpointFolder, ALeftoverOfAProcessWithThisPidIsIgnored) {
   const TemporaryDirectory folder;
   const std::string left = format_text("{}/.partial-{}-{}", folder.path(), checkpoint_name(2), ::getpid());
   ASSERT_EQ(::mkdir(left.c_str(), 0777), 0);
@@ -98,7 +98,7 @@ TEST(CheckpointFolder, ALeftoverOfAProcessWithOurNumberIsInNobodysWay) {
   EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{checkpoint_name(2)});
 }
 
-TEST(CheckpointFolder, WhatIsBeingWrittenIsNoLeftover) {
+TEST(CheckpointFolder, FilesBeingWrittenAreNotLeftovers) {
   const TemporaryDirectory folder;
   PendingCheckpoint first(folder.path(), 2);
   PendingCheckpoint second(folder.path(), 2);  // as a process of another container that has the same number
@@ -140,7 +140,7 @@ TEST(CheckpointFolder, TheParentOfANewFolderIsSynced) {
   }
 }
 
-TEST(CheckpointFolder, AFailureSaysWhatThereIsToGoOnFrom) {
+TEST(CheckpointFolder, AFailureNamesTheCheckpointToResumeFrom) {
   testing::internal::CaptureStderr();
   Job run("/proc/not/there");
   run.checkpoint.save(3);
@@ -150,7 +150,7 @@ TEST(CheckpointFolder, AFailureSaysWhatThereIsToGoOnFrom) {
   EXPECT_TRUE(mentions(log, "there is no checkpoint yet")) << log;
 }
 
-TEST(CheckpointFolder, WhatIsNoDirectoryIsRefused) {
+TEST(CheckpointFolder, NonDirectoriesAreRefused) {
   for (const char* path : {"/dev/null", "/dev/null/below", "/proc/self/exe"}) {
     EXPECT_TRUE(mentions(error_of([&] { Checkpoint({.folder = path}); }), "is not a directory")) << path;
   }
@@ -273,7 +273,7 @@ TEST(CheckpointFolder, ANewRunInTheFolderOfAnotherKeepsWhatItSaves) {
       << run.checkpoint.last_pruned();
 }
 
-TEST(CheckpointFolder, DamagedOnesDoNotCount) {
+TEST(CheckpointFolder, DamagedCheckpointsDoNotCount) {
   const TemporaryDirectory folder(fast_folder());
   Job run(folder.path(), 2);
   for (const int step : {1, 2, 3}) run.save(step);

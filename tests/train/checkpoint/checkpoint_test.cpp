@@ -117,7 +117,7 @@ TEST(Checkpoint, AnInterruptedRunEndsWithTheSameBits) {
   }
 }
 
-TEST(Checkpoint, WithoutOneNothingIsChanged) {
+TEST(Checkpoint, WithoutACheckpointNothingIsChanged) {
   const TemporaryDirectory folder;
   Job run(folder.path() + "/not/there", optimizers()[0].second);
   const auto before = run.bits()[0].clone();
@@ -125,7 +125,7 @@ TEST(Checkpoint, WithoutOneNothingIsChanged) {
   EXPECT_TRUE(run.bits()[0].equal(before));
 }
 
-TEST(Checkpoint, TheBackgroundWritesWhatWasThereWhenItWasAsked) {
+TEST(Checkpoint, BackgroundSavesWriteTheStateAtTheCall) {
   const TemporaryDirectory folder;
   Job run(folder.path(), optimizers()[2].second);
   run.train(1);

@@ -143,7 +143,7 @@ TEST(Safetensors, WhatCannotBeSavedIsRefused) {
   EXPECT_THROW(write_state(folder.path() + "/y", state), InvalidArgument);
 }
 
-TEST(CheckpointFolder, ManifestsThatLie) {
+TEST(CheckpointFolder, InconsistentManifestsAreRefused) {
   const std::string hash(64, 'a');
   EXPECT_EQ(
       parse_manifest(encode({.step = 7, .files = {{"m.safetensors", {3, hash}}}})).files.at("m.safetensors").bytes, 3u);

@@ -171,7 +171,7 @@ TEST(ShardedCheckpoint, ReplicasThatDifferAreRefusedOnAllRanks) {
   });
 }
 
-TEST(ShardedCheckpoint, AFullDiskOfOneRankLeavesThePreviousOneAndIsSaidOnAll) {
+TEST(ShardedCheckpoint, AFullDiskOnOneRankKeepsThePreviousCheckpointAndIsReportedOnAll) {
   const SharedFolder shared;
   run_ranks({.n = 3, .as = As::processes, .limit = kLimit, .env = shared.env()}, [&](Rank& r) {
     std::signal(SIGXFSZ, SIG_IGN);

@@ -166,7 +166,7 @@ TEST(Cursor, GoesOnWhereItWasAndTheNextPassIsAWholeOne) {
   }
 }
 
-TEST(Cursor, WhatIsDroppedIsNotTakenUpAfterARestart) {
+TEST(Cursor, DroppedSamplesStayDroppedAfterARestart) {
   auto four = sampler_of(10, 4, 0, {.drop_last = true});
   four.reset();
   four.next(2);
@@ -201,7 +201,7 @@ TEST(Cursor, AskingForAnUnknownPlaceThrows) {
             "DistributedSampler: place 11 is behind the end of an epoch of 10 samples");
 }
 
-TEST(Cursor, ThatOfAnotherJobIsRefused) {
+TEST(Cursor, ACursorOfAnotherJobIsRefused) {
   const std::string text = sampler_of(100, 4, 1, {.seed = 5}).cursor_text();
   EXPECT_EQ(text, "epoch 0, place 0 of 100, shuffle 1, seed 5");
   const auto load = [&](DistributedSampler sampler) { return error_of([&] { sampler.load_cursor(text); }); };
@@ -253,7 +253,7 @@ struct Numbers : torch::data::datasets::Dataset<Numbers, std::size_t> {
   torch::optional<std::size_t> size() const override { return 50; }
 };
 
-TEST(Cursor, CountsWhatTheLoopHasAndNotWhatWorkersAskedFor) {
+TEST(Cursor, CountsBatchesOfTheLoopNotOfTheWorkers) {
   for (const std::size_t workers : {0, 2}) {
     auto sampler = sampler_of(50, 2, 1, {.seed = 9});
     auto loader = torch::data::make_data_loader(Numbers(), sampler,

@@ -76,7 +76,7 @@ TEST(DataLoader, MakesASamplerForThisProcessAlone) {
   EXPECT_EQ(take(empty).size(), 0u);
 }
 
-TEST(DataLoader, ItsCursorCountsWhatTheLoopHasTaken) {
+TEST(DataLoader, CursorCountsBatchesTakenByTheLoop) {
   for (const std::size_t workers : {0, 3}) {
     for (const bool drop_last : {false, true}) {
       DataLoader loader(Indices{10}, sampler_of(10, 1, 0),
@@ -157,7 +157,7 @@ TEST(DataLoader, IsDestroyedInTheMiddleOfAnEpoch) {
   }
 }
 
-TEST(DataLoader, HoldsNoMoreBatchesThanItWasAskedTo) {
+TEST(DataLoader, HoldsAtMostThePrefetchedBatches) {
   struct Counting {
     std::atomic<std::size_t>*fetched, *taken, *most;
     std::size_t get(std::size_t index) const {
@@ -218,7 +218,7 @@ TEST(DataLoader, TakesTheDatasetsOfTorch) {
   EXPECT_EQ(first[0].data.sizes(), (std::vector<std::int64_t>{6, 1, 28, 28}));
 }
 
-TEST(DataLoader, StacksWhatSamplesAreMadeOf) {
+TEST(DataLoader, StacksEveryComponentOfSamples) {
   using Sample = std::tuple<torch::Tensor, std::vector<torch::Tensor>, std::map<std::string, float>, std::string, bool>;
   struct Mixed {
     Sample get(std::size_t i) const {
@@ -271,7 +271,7 @@ struct NotCopied {
   std::size_t size() const { return 4; }
 };
 
-TEST(DataLoader, WorkersDoNotShareWhatIsNotConst) {
+TEST(DataLoader, WorkersDoNotShareMutableState) {
   EXPECT_NE(error_of([] {
               DataLoader<NotCopied>(NotCopied(), {.batch_size = 2, .workers = 2});
             }).find("its get() is not const"),

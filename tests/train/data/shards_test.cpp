@@ -171,7 +171,7 @@ TEST(Csv, ColumnsByNameAndNumberAreTheSameOfADatasetAndAStream) {
   EXPECT_EQ(both.get(1).target.item<float>(), 4.F);
 }
 
-TEST(Csv, WhatIsNoNumberIsNamed) {
+TEST(Csv, InvalidNumbersAreNamed) {
   const TemporaryDirectory folder;
   const std::string path =
       write(folder.path() + "/t.csv", "x,y,label\n1,2,3\n1,abc,3\n1,2\n1,,3\n1,2,0.5\n1e999,2,3\n\"1\n2\",3,4\n");

@@ -132,7 +132,7 @@ TEST(Streams, ARestartInTheMiddleOfAnEpochGivesTheSameSamplesInTheSameOrder) {
   }
 }
 
-TEST(Streams, WithEqualAllRanksTakeEquallyManyBatches) {
+TEST(Streams, WithEqualAllRanksTakeTheSameNumberOfBatches) {
   const TemporaryDirectory folder;
   const std::vector<std::size_t> sizes{5, 1, 9, 2, 6, 8, 3};
   const auto paths = write_shards(folder.path(), sizes);

@@ -37,7 +37,7 @@ TEST(DataParallel, ReplicasFollowTheModule) {
   }
 }
 
-TEST(DataParallel, BuffersAreThoseOfTheFirstReplica) {
+TEST(DataParallel, BuffersComeFromTheFirstReplica) {
   Twin net(true), first(true);
   fill(*net, 1);
   fill(*first, 1);

@@ -107,7 +107,7 @@ TEST(DdpFault, DifferentModulesAreAnError) {
   });
 }
 
-TEST(DdpFault, WhatCannotBeWrapped) {
+TEST(DdpFault, ModulesThatCannotBeWrapped) {
   run_ranks({.n = 1}, [](Rank& r) {
     const DdpOptions options{.group = r.world};
     const auto expect_error = [](auto call, const char* text) {

@@ -27,7 +27,7 @@ double sent_by_this_host() {
   return 0;
 }
 
-TEST(DdpHosts, GradientsAreThoseOfTheWholeBatch) {
+TEST(DdpHosts, GradientsEqualThoseFromTheWholeBatch) {
   run_ranks({.n = 3, .as = As::netns, .limit = kLimit, .hosts = 2}, [](Rank& r) {
     for (const Overlap overlap : {Overlap::automatic, Overlap::none, Overlap::inline_}) {
       for (const bool step_in_backward : {false, true}) {
@@ -93,7 +93,7 @@ TEST(DdpHosts, BucketsTravelWhileBackwardGoesOn) {
 }
 
 // What hooks say they send is what the link carries.
-TEST(DdpHosts, HooksSendWhatTheySay) {
+TEST(DdpHosts, HooksSendAsManyBytesAsTheyReport) {
   run_ranks({.n = 2, .as = As::netns, .limit = kLimit, .hosts = 2}, [](Rank& r) {
     const PrescribedGradients::Shapes shapes = {{"weight", {1024, 512}}, {"bias", {1024}}};
     const auto measure = [&](const char* name, const CommHook& hook, const std::function<HookTraffic()>& traffic) {

@@ -125,7 +125,7 @@ INSTANTIATE_TEST_SUITE_P(Ddp, PowerSgd, testing::ValuesIn(settings()),
                          [](const testing::TestParamInfo<Setting>& one) { return one.param.name; });
 
 // Every rank's gradient is A times something of its own: the average has the rank of A.
-TEST(DdpPowerSgd, WhatHasLowRankComesOutExact) {
+TEST(DdpPowerSgd, LowRankGradientsAreExact) {
   const PrescribedGradients::Shapes shapes = {
       {"two", {30, 20}}, {"one", {30, 20}}, {"zero", {30, 20}}, {"image", {10, 4, 3, 3}}};
   for (const bool warm : {true, false}) {
@@ -266,7 +266,7 @@ TEST(DdpPowerSgd, TrainsNearlyAsWellAsThePlainAverage) {
   });
 }
 
-TEST(Orthogonalize, ColumnsAreOrthonormalWhateverComesIn) {
+TEST(Orthogonalize, ColumnsAreOrthonormalForEveryInput) {
   for (const auto dtype : {torch::kFloat32, torch::kFloat64}) {
     torch::Tensor deficient = random_matrix(40, 5, dtype, 3);
     deficient.select(1, 2).copy_(deficient.select(1, 0) * 2 - deficient.select(1, 1));

@@ -24,7 +24,7 @@ struct Setting {
 
 class Parity : public testing::TestWithParam<Setting> {};
 
-TEST_P(Parity, GradientsAreThoseOfTheWholeBatch) {
+TEST_P(Parity, GradientsEqualThoseFromTheWholeBatch) {
   const Setting& setting = GetParam();
   const torch::Tensor batch = numbers({12, 8}).to(setting.dtype);
   run_ranks({.n = setting.n}, [&](Rank& r) {

@@ -62,7 +62,7 @@ TEST(Ddp, UnusedParametersAreFoundOnEveryRank) {
 }
 
 // What each rank adds up under no_sync is its own, and the next synchronised backward averages it, used there or not.
-TEST(Ddp, WhatOnlyNoSyncUsedIsAveraged) {
+TEST(Ddp, ParametersUsedOnlyUnderNoSyncAreAveraged) {
   for (const Overlap overlap : {Overlap::none, Overlap::inline_, Overlap::thread}) {
     for (const bool views : {true, false}) {
       run_ranks({.n = 3}, [overlap, views](Rank& r) {

@@ -115,7 +115,7 @@ TEST(FullyShardedFault, ABackwardThatThrowsEndsTheOthers) {
   });
 }
 
-TEST(FullyShardedFault, WhatCannotBeAUnitIsRefused) {
+TEST(FullyShardedFault, UnsuitableModulesAreRefused) {
   run_ranks({.n = 2}, [](Rank& r) {
     const FullyShardOptions options{.group = r.world};
     const auto refused = [&](const auto& call, const std::string& part) {

@@ -85,7 +85,7 @@ TEST(FullyShardedUse, ForwardsAndEvaluationsBeforeABackward) {
 }
 
 // torch::optim writes to data(), which autograd does not notice in one process either: the new values are used.
-TEST(FullyShardedUse, ABackwardOfAnOlderGraphIsThatOfOneProcess) {
+TEST(FullyShardedUse, BackwardOfAnOlderGraphEqualsOneProcess) {
   for (const bool again : {false, true}) {
     for_all([&](Rank& r, Overlap overlap) {
       const int n = r.world->size();
@@ -256,7 +256,7 @@ TEST(FullyShardedUse, ReplacedDataAreNamed) {
   }
 }
 
-TEST(FullyShardedUse, WhatIsWrittenToUnshardedParametersIsNotLostSilently) {
+TEST(FullyShardedUse, WritesToUnshardedParametersAreNotLostSilently) {
   for_all([](Rank& r, Overlap overlap) {
     auto net = sharded({.group = r.world, .overlap = overlap});
     torch::optim::SGD optimizer(net->parameters(), 0.5);

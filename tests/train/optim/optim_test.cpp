@@ -351,7 +351,7 @@ TEST(Optim, TorchSaveKeepsMasterWeights) {
 }
 
 // From torch::optim's checkpoint to ours, and back.
-TEST(Optim, CheckpointsAreThoseOfTorch) {
+TEST(Optim, CheckpointsAreInterchangeableWithTorch) {
   for (const char* name : {"SGD, momentum", "Adam, all", "AdamW"}) {
     const Pair pair = pair_named(name);
     for (const bool from_torch : {true, false}) {

@@ -203,7 +203,7 @@ TEST(PipelineCheckpoint, StagesMadeByHandMayHaveNamesInCommon) {
   EXPECT_EQ(tensors.count("group.0.parameter.model/stage1.weight.exp_avg"), 1u);
 }
 
-TEST(PipelineCheckpoint, AParameterThatTheCheckpointHasNotIsNamed) {
+TEST(PipelineCheckpoint, AParameterMissingFromTheCheckpointIsNamed) {
   const TemporaryDirectory folder;
   nn::Linear saved_model(3, 2);
   saved_model->to(training_device());

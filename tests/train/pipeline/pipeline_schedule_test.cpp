@@ -54,7 +54,7 @@ double simulate(const std::vector<PipelineActions>& all, int chunks) {
   return *std::max_element(clock.begin(), clock.end());
 }
 
-TEST(PipelineSchedule, EverythingIsDoneOnceAndNobodyWaitsForever) {
+TEST(PipelineSchedule, EveryActionRunsOnceWithoutDeadlock) {
   for (const ScheduleInfo& schedule : schedules()) {
     EXPECT_EQ(&info(schedule.schedule), &schedule);
     for (int ranks = 1; ranks <= 8; ++ranks) {

@@ -52,7 +52,7 @@ nn::Sequential layers(bool norm = false) {
   return all;
 }
 
-TEST(Placement, APlacedModelComputesWhatItDoesUndivided) {
+TEST(Placement, APlacedModelEqualsTheUndividedOne) {
   Net whole;
   Split split(two_devices());
   fill(*whole, 3);

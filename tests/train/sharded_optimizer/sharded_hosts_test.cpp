@@ -6,7 +6,7 @@
 namespace maniple::harness::sharded_hosts_test {
 namespace {
 
-TEST(ShardedHosts, ParametersAreThoseOfThePlainOptimizer) {
+TEST(ShardedHosts, ParametersEqualThePlainOptimizersParameters) {
   for (const bool shared : {true, false}) {
     run_ranks({.n = 5, .as = As::netns, .limit = std::chrono::seconds(180), .hosts = 2}, [shared](Rank& r) {
       std::vector<torch::Tensor> plain, parameters;

@@ -36,7 +36,7 @@ void expect_same(const Parameters& actual, const Parameters& expected, const std
 
 // ---- Where parameters are cut ---------------------------------------------------------------------------------------
 
-TEST(CutEvenly, PartsCostEquallyMuch) {
+TEST(CutEvenly, PartsHaveSimilarCosts) {
   const std::vector<CutMember> members = {{64, 16, 4}, {0, 16, 4}, {1600, 16, 4}, {48, 0, 8}, {320, 32, 12}};
   for (int parts = 1; parts <= 40; ++parts) {
     const std::vector<CutPoint> points = cut_evenly(members, parts);
@@ -390,7 +390,7 @@ TEST(ShardedOptimizer, DifferencesBetweenRanksAreErrorsOnAllOfThem) {
   });
 }
 
-TEST(ShardedOptimizer, WhatCannotBeDividedIsRefused) {
+TEST(ShardedOptimizer, IndivisibleOptimizersAreRefused) {
   run_ranks({.n = 2}, [](Rank& r) {
     const Tensor memory = ones({100});
     const Parameters tied = {leaf(memory.narrow(0, 0, 60)), leaf(memory.narrow(0, 50, 50))};

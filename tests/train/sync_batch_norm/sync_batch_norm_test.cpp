@@ -252,7 +252,7 @@ INSTANTIATE_TEST_SUITE_P(SyncBatchNorm, SyncBatchNormWithDdp,
 
 // ---- Conversion ---------------------------------------------------------------------------------------------------
 
-TEST(SyncBatchNorm, OthersAreLeftAlone) {
+TEST(SyncBatchNorm, OtherModulesAreUnchanged) {
   run_ranks({.n = 2}, [](Rank& r) {
     auto mine = here(torch::nn::Sequential(torch::nn::BatchNorm1d(3)));
     auto other = here(torch::nn::Sequential(torch::nn::BatchNorm1d(3)));
@@ -320,7 +320,7 @@ struct OwnNormImpl : torch::nn::Module {
   Tensor forward(Tensor x) { return x; }
 };
 
-TEST(SyncBatchNorm, WhatCannotBeConvertedIsNamed) {
+TEST(SyncBatchNorm, ModulesThatCannotBeConvertedAreNamed) {
   const auto text = [](const auto& module) {
     const Caught caught = catch_error([&] { convert_sync_batchnorm(module); });
     EXPECT_TRUE(caught.is(ErrorKind::invalid_argument)) << caught;

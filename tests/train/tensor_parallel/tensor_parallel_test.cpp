@@ -89,7 +89,7 @@ TEST(TensorParallel, SharesAreEqualOrNearlySo) {
   }
 }
 
-TEST(TensorParallel, LinearLayersAreTheUndividedOnes) {
+TEST(TensorParallel, LinearLayersEqualTheUndividedOnes) {
   for (const int n : numbers_of_ranks()) {
     run_ranks({.n = n, .limit = kLimit}, [&](Rank& r) {
       Whole whole = {{"weight", leaf(random_tensor({10, 6}, 1))}, {"bias", leaf(random_tensor({10}, 2))}};
@@ -154,7 +154,7 @@ struct Block {
   Whole whole;
 };
 
-TEST(TensorParallel, ATransformerBlockIsTheUndividedOne) {
+TEST(TensorParallel, ATransformerBlockEqualsTheUndividedOne) {
   for (const int n : numbers_of_ranks()) {
     for (const bool sequence_parallel : {false, true}) {
       run_ranks({.n = n, .limit = kLimit}, [&](Rank& r) {
@@ -180,7 +180,7 @@ TEST(TensorParallel, ATransformerBlockIsTheUndividedOne) {
   }
 }
 
-TEST(TensorParallel, EmbeddingAndCrossEntropyAreTheUndividedOnes) {
+TEST(TensorParallel, EmbeddingAndCrossEntropyEqualTheUndividedOnes) {
   constexpr std::int64_t kVocabulary = 11, kWidth = 6;
   const auto device = training_device();
   const Tensor ids = torch::tensor({{0, 10, 3, 5}, {7, 7, 4, 1}, {2, 6, 9, 8}}, torch::kInt64).to(device);
@@ -220,7 +220,7 @@ TEST(TensorParallel, EmbeddingAndCrossEntropyAreTheUndividedOnes) {
   }
 }
 
-TEST(TensorParallel, TheSameSeedMakesTheSameModelAndDropoutKnowsWhatIsDivided) {
+TEST(TensorParallel, TheSameSeedGivesTheSameModelAndConsistentDropout) {
   run_ranks({.n = 3, .as = As::processes, .limit = kLimit}, [&](Rank& r) {
     torch::manual_seed(5);
     const torch::nn::Linear linear(7, 10);
@@ -332,7 +332,7 @@ TEST(TensorParallel, ACheckpointLoadsOnAnyNumberOfRanks) {
   }
 }
 
-TEST(TensorParallel, WhatDoesNotFitIsRefusedInOneLine) {
+TEST(TensorParallel, InvalidLayersAreRefusedInOneLine) {
   run_ranks({.n = 3}, [&](Rank& r) {
     const auto group = r.world;
     const auto expect = [&](const std::string& text, const std::function<void()>& call) {

@@ -112,7 +112,7 @@ TEST(TrainerParts, ANaNOfOneRankIsNamedOnAllAndLeavesTheWeightsAlone) {
   }
 }
 
-TEST(TrainerParts, AStepWithANaNCanBeLeftOut) {
+TEST(TrainerParts, AStepWithANaNCanBeSkipped) {
   run_ranks({.n = 2}, [](Rank& r) {
     BadBatch training(r, NonfiniteGradients::skip, 0);
     EXPECT_EQ(training.fit().step, 3);

@@ -49,7 +49,7 @@ std::string trouble_with_pickle(const std::string& value) {
 const std::string kFloats = storage("FloatStorage", "0", 6);
 const std::string kGood = pickle(dictionary({{"a", tensor(kFloats, 1, {2, 2}, {3, 1})}}));
 
-TEST(TorchFile, PlacesAreThoseOfTheFile) {
+TEST(TorchFile, OffsetsMatchTheFile) {
   for (const bool zip64 : {false, true}) {
     const std::string bytes = torch_file(kGood, {{"0", "0000111122223333444455556666"}}, zip64);
     EXPECT_HOLDS(trouble_with_file(bytes), "6 elements of 4 bytes, but the file has 28 bytes");
@@ -68,7 +68,7 @@ TEST(TorchFile, TruncatedAnywhereItIsRefused) {
     ASSERT_NE(trouble_with_file(bytes.substr(0, length)), "accepted") << length;
 }
 
-TEST(TorchFile, ArchivesThatLie) {
+TEST(TorchFile, InconsistentArchivesAreRefused) {
   const auto changed = [](std::string bytes, const std::string& from, const std::string& to) {
     const std::size_t at = bytes.rfind(from);
     EXPECT_NE(at, std::string::npos);
@@ -127,7 +127,7 @@ TEST(Pickle, ViewsMustLieInTheirStorage) {
                "less than no elements");
 }
 
-TEST(Pickle, WhatItRefersToIsRefusedByName) {
+TEST(Pickle, UnsupportedPicklesAreRefusedByName) {
   EXPECT_HOLDS(trouble_with_pickle(global("os", "system")), "it refers to os.system");
   EXPECT_HOLDS(trouble_with_pickle(text("builtins") + text("eval") + "\x93"), "it refers to builtins.eval");
   EXPECT_HOLDS(trouble_with_pickle(global("torch", "save")), "it refers to torch.save");
@@ -137,7 +137,7 @@ TEST(Pickle, WhatItRefersToIsRefusedByName) {
   EXPECT_HOLDS(trouble([] { read_state_dict("\x80\x01}.", ""); }), "protocol 1");
 }
 
-TEST(Pickle, DamagedOnes) {
+TEST(Pickle, DamagedPicklesAreRefused) {
   EXPECT_HOLDS(trouble([] { read_state_dict("", ""); }), "ends inside an instruction");
   EXPECT_HOLDS(trouble_with_pickle("X\xff\xff\xff\x7f"
                                    "abc"),

@@ -50,7 +50,7 @@ void write(const std::string& path, const std::string& bytes) { std::ofstream(pa
 
 bool holds(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-TEST(Weights, WhatIsSavedComesBack) {
+TEST(Weights, SavedWeightsAreReadBack) {
   const TemporaryDirectory folder;
   const std::string path = folder.path() + "/net.safetensors";
   save_weights(*net(1), path);
@@ -231,7 +231,7 @@ TEST(Weights, OfAnyLayoutAndLength) {
   EXPECT_TRUE(half.equal(large.to(torch::kFloat16)));
 }
 
-TEST(Weights, AreReadWhereTheyLie) {
+TEST(Weights, AreMappedNotCopied) {
   const TemporaryDirectory folder;
   const std::string path = folder.path() + "/w.safetensors";
   save_weights({{"b", torch::arange(5)}, {"a", torch::ones({2, 2})}}, path);
@@ -303,7 +303,7 @@ TEST(Weights, OfAScriptedModule) {
   EXPECT_TRUE(module.attr("w").toTensor().equal(torch::full({2}, 3.0)));
 }
 
-TEST(Weights, FilesThatAreNoneAreNamed) {
+TEST(Weights, FilesThatAreNotWeightsAreNamed) {
   const TemporaryDirectory folder;
   const std::string path = folder.path() + "/w";
   const auto error = [&](const std::string& bytes) -> std::string {
