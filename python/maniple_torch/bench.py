@@ -91,7 +91,7 @@ def _deep(layers, width, inputs, outputs):
 
 
 def _models():
-    """Name, model, input and labels of a step; the same four as in docs/benchmarks.md."""
+    """Name, model, input and labels of a step; the same four as in docs/benchmarks_training.md."""
     nn = torch.nn
     cnn = nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
                         nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10))
