@@ -315,31 +315,34 @@ int measure_and_report(const BenchArguments& arguments) {
 std::function<int()> declare_bench(CLI::App& app) {
   auto arguments = std::make_shared<BenchArguments>();
   app.add_option("operations", arguments->operations,
-                 "operations to measure; `all`: every one; `ddp`: training; `optim`, `sharded`, `data`, `weights`, "
-                 "`activations`: parts of it; `gpu`: ranks on a GPU");
+                 "operations to measure, or `all`; `ddp`: training; `optim`, `sharded`, `data`, `weights`, "
+                 "`activations`: parts of training; `gpu`: ranks on a GPU");
   app.add_flag("--list", arguments->list, "show operations, transports, algorithms and systems");
 
   const char* what = "What to measure";
   app.add_option("--ranks", arguments->ranks, "number of ranks, or a list: 2,4,8")->capture_default_str()->group(what);
-  takes(app.add_option("--sizes", arguments->sizes, "bytes of the whole buffer: 4,1K,64K or a range by x4: 4..256M")
+  takes(app.add_option("--sizes", arguments->sizes,
+                       "buffer sizes in bytes: a list such as 4,1K,64K, or a range in steps of x4: 4..256M")
             ->capture_default_str()
             ->group(what),
         "bytes such as 4, 64K, 16M or 1G, a list of them, or a range such as 4..256M", are_sizes);
-  app.add_option("--dtype", arguments->dtypes, "element types, a list")->capture_default_str()->group(what);
+  app.add_option("--dtype", arguments->dtypes, "element types, separated by commas")
+      ->capture_default_str()
+      ->group(what);
   app.add_option("--op", arguments->reduce, "reduce op")->capture_default_str()->group(what);
   app.add_option("--buffer", arguments->buffer, "registered, ordinary or both")->capture_default_str()->group(what);
   app.add_option("--transport", arguments->transports, "auto, shm, tcp, loopback, or a list")
       ->capture_default_str()
       ->group(what);
-  app.add_option("--algorithm", arguments->algorithms, "force algorithms, by the names of --list")->group(what);
+  app.add_option("--algorithm", arguments->algorithms, "force these algorithms (names: --list)")->group(what);
   takes_whole_number(
       app.add_option("--hosts", arguments->hosts, "spread the ranks over this many virtual hosts (needs root)")
           ->capture_default_str()
           ->group(what),
       1);
-  app.add_option("--link", arguments->link, "shape each host's link to this rate: 1gbit")->group(what);
+  app.add_option("--link", arguments->link, "limit each host's link to this rate, such as 1gbit")->group(what);
   app.add_flag("--rewrite", arguments->rewrite,
-               "write the inputs anew before each call, as a program does that has just computed them (not timed)")
+               "write the inputs before each call (untimed), as a program that computes them would")
       ->group(what);
   takes_whole_number(app.add_option("--busy", arguments->busy,
                                     "run this many extra processes that compete with the ranks for the cores")
@@ -348,24 +351,26 @@ std::function<int()> declare_bench(CLI::App& app) {
                      0, kMaxRanks);
 
   const char* with = "What to compare with";
-  app.add_flag("--peers", arguments->peers, "measure the installed peers in turn with us")->group(with);
-  app.add_option("--systems", arguments->systems, "exactly these, by the names of --list: native,openmpi")->group(with);
-  app.add_option("--backends", arguments->backends,
-                 "Maniple itself with each of these backends, in turn: native,mpi,gloo")
+  app.add_flag("--peers", arguments->peers, "also measure the installed peers, in turn with Maniple")->group(with);
+  app.add_option("--systems", arguments->systems,
+                 "measure exactly these systems, such as native,openmpi (names: --list)")
       ->group(with);
-  app.add_flag("--no-limit", arguments->no_limit, "leave out the limits of this machine")->group(with);
+  app.add_option("--backends", arguments->backends,
+                 "measure Maniple with each of these backends, in turn: native,mpi,gloo")
+      ->group(with);
+  app.add_flag("--no-limit", arguments->no_limit, "do not measure this machine's limits")->group(with);
 
   const char* training = "Training (`maniple bench ddp`, `optim`, `data`, `weights`, `activations`)";
   app.add_option(
          "--models", arguments->models,
-         "of ddp: mnist_cnn, mlp25m, gpt5m, tiny50; of optim: small, large; of weights: sizes such as 64M, 2G; or a "
-         "list; default: all (weights: 2G)")
+         "a list of models for ddp: mnist_cnn, mlp25m, gpt5m, tiny50; for optim: small, large; for weights: sizes "
+         "such as 64M, 2G; default: all (weights: 2G)")
       ->group(training);
-  app.add_flag("--torch,!--no-torch", arguments->torch, "measure PyTorch's DDP on Gloo too, where it is installed")
+  app.add_flag("--torch,!--no-torch", arguments->torch, "also measure PyTorch's DDP on Gloo if PyTorch is installed")
       ->group(training);
 
   app.add_option("--only", arguments->only,
-                 "measurements whose names contain this, with * and ? as in a shell; `gpu --list` has them")
+                 "only measurements whose names contain PATTERN, with * and ? as in a shell (names: gpu --list)")
       ->type_name("PATTERN")
       ->group("GPUs (`maniple bench gpu`)");
 
@@ -375,27 +380,28 @@ std::function<int()> declare_bench(CLI::App& app) {
           ->capture_default_str()
           ->group(how),
       0);
-  takes_whole_number(app.add_option("--warmup", arguments->warmup, "calls before the timed ones; -1: about 20 ms")
-                         ->capture_default_str()
-                         ->group(how),
-                     -1);
-  takes_number(app.add_option("--budget", arguments->budget_ms, "milliseconds of timed calls of a row")
+  takes_whole_number(
+      app.add_option("--warmup", arguments->warmup, "calls before the timed ones; -1: calls for about 20 ms")
+          ->capture_default_str()
+          ->group(how),
+      -1);
+  takes_number(app.add_option("--budget", arguments->budget_ms, "milliseconds of timed calls per row")
                    ->capture_default_str()
                    ->group(how),
                0.001);
   takes_whole_number(app.add_option("--repeat", arguments->repeat,
-                                    "repetitions of every turn; the median counts (default: 3 with peers, else 1)")
+                                    "runs per system; the table shows their median (default: 3 with peers, else 1)")
                          ->group(how),
                      1);
   takes_seconds(
-      app.add_option("--timeout", arguments->timeout_s, "seconds after which one system's run counts as stuck")
+      app.add_option("--timeout", arguments->timeout_s, "seconds after which a system's run is ended as stuck")
           ->capture_default_str()
           ->group(how),
       0.001);
 
   const char* output = "Output";
   app.add_option("--json", arguments->json, "write the rows to this file (bench/plot.py draws them)")->group(output);
-  app.add_option("--csv", arguments->csv, "the same as comma-separated values")->group(output);
+  app.add_option("--csv", arguments->csv, "write the rows to this file as comma-separated values")->group(output);
   return [arguments] {
     try {
       return measure_and_report(*arguments);

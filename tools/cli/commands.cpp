@@ -62,10 +62,11 @@ std::span<const Command> commands() noexcept {
   static constexpr Command kCommands[] = {
       {"run", "start a program as the ranks of a job, on this machine or on many", declare_run},
       {"ps", "list this user's running jobs", declare_ps},
-      {"doctor", "look for what usually goes wrong on a machine, and say how to fix it", declare_doctor},
-      {"backends", "list the backends: what each is, whether it is installed, how to get it",
+      {"doctor", "check a machine for common problems and show how to fix them", declare_doctor},
+      {"backends", "list the backends: what each does, whether it is installed, how to get it",
        without_options<print_backends>},
-      {"bench", "measure the operations, next to this machine's limits and other libraries", declare_bench},
+      {"bench", "measure the operations and compare them with this machine's limits and other libraries",
+       declare_bench},
       {"checkpoint", "list, verify, merge and split checkpoints", declare_checkpoint},
       {"knobs", "list the MANIPLE_ variables that change behaviour", without_options<print_knobs>},
       {"version", "print the version", without_options<print_version>},
@@ -104,7 +105,7 @@ nlohmann::json json_of(const launch::JobInfo& job, std::int64_t now) {
 
 std::function<int()> declare_ps(CLI::App& app) {
   auto json = std::make_shared<bool>(false);
-  app.add_flag("--json", *json, "a list for programs instead of a table");
+  app.add_flag("--json", *json, "print JSON instead of a table");
   return [json] {
     const auto jobs = launch::running_jobs();
     const std::int64_t now = std::time(nullptr);

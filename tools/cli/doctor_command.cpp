@@ -80,10 +80,11 @@ int examine(const DoctorOptions& options) {
 
 std::function<int()> declare_doctor(CLI::App& app) {
   auto options = std::make_shared<DoctorOptions>();
-  app.add_option("--hosts", options->hosts, "machines to try to reach, a,b,c; each tries to reach this one, too");
+  app.add_option("--hosts", options->hosts, "machines to reach, such as a,b,c; each also connects back to this one");
   app.add_option("--rsh", options->reach.remote_shell, "remote shell and its options")->capture_default_str();
-  app.add_option("--remote-program", options->reach.program, "maniple on the other machines [the path of this one]");
-  app.add_flag("--json", options->json, "a list for programs");
+  app.add_option("--remote-program", options->reach.program,
+                 "path of maniple on the other machines [the path on this one]");
+  app.add_flag("--json", options->json, "print JSON");
   app.add_option("--answer", options->answer)->group("");
   app.add_option("--connect-back", options->connect_back)->group("");
   app.add_option("--token", options->token)->group("");

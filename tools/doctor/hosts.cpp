@@ -77,7 +77,7 @@ void run_check(launch::ChildProcess& other, const Address& there, int listener, 
     const std::string complaint = other.last_error_line();
     facts.shell_problem = !complaint.empty()  ? complaint
                           : first             ? fmt::format("it answered \"{}\"", *first)
-                          : other.has_ended() ? std::string("it ended without an answer")
+                          : other.has_ended() ? std::string("it ended without a reply")
                                               : fmt::format("no answer in {} s", kStartTimeout.count());
     return;
   }
@@ -101,7 +101,7 @@ Findings judge(const HostFacts& facts, const std::string& own_version) {
              "add it to /etc/hosts or DNS, or give its number"}};
   }
   if (facts.own_address.empty()) {
-    return {{Verdict::fail, fmt::format("{} ({}): no route leads there", host, facts.address), "look at: ip route"}};
+    return {{Verdict::fail, fmt::format("{} ({}): no route leads there", host, facts.address), "check: ip route"}};
   }
   if (!facts.shell_problem.empty()) {
     return {{Verdict::fail,

@@ -99,13 +99,13 @@ constexpr double kSlowReadNs = 500;  // slower than this, the clock needs a syst
 Findings judge(const SharingFacts& facts) {
   Findings findings;
   if (!facts.memfd_problem.empty()) {
-    findings.push_back({Verdict::fail, "shared memory cannot be made: " + facts.memfd_problem,
+    findings.push_back({Verdict::fail, "shared memory cannot be created: " + facts.memfd_problem,
                         "allow memfd_create and mmap in the seccomp profile, or use MANIPLE_TRANSPORT=tcp"});
   } else if (!facts.pass_problem.empty()) {
     findings.push_back({Verdict::fail, "descriptors cannot be passed between processes: " + facts.pass_problem,
                         "allow Unix sockets in the sandbox, or use MANIPLE_TRANSPORT=tcp"});
   } else {
-    findings.push_back({Verdict::ok, "shared memory (memfd) can be made and passed to other ranks"});
+    findings.push_back({Verdict::ok, "shared memory (memfd) can be created and passed to other ranks"});
   }
   if (facts.reads_peers) {
     findings.push_back({Verdict::ok, "ranks can read each other's memory"});
@@ -115,7 +115,7 @@ Findings judge(const SharingFacts& facts) {
                         "allow process_vm_readv in the seccomp profile, and sysctl kernel.yama.ptrace_scope=1 or 0"});
   }
   if (!facts.dev_shm_bytes) {
-    findings.push_back({Verdict::warn, "/dev/shm is not there; Maniple does not need it, Open MPI and NCCL do",
+    findings.push_back({Verdict::warn, "/dev/shm is missing; Maniple does not need it, Open MPI and NCCL do",
                         "mount -t tmpfs tmpfs /dev/shm"});
   } else if (*facts.dev_shm_bytes < kComfortableShm) {
     findings.push_back({Verdict::warn,
@@ -148,7 +148,7 @@ Findings judge(const ClockFacts& facts) {
                         "use another clock source: /sys/devices/system/clocksource"});
   }
   if (facts.now < kStartOf2024) {
-    findings.push_back({Verdict::warn, "the date is long past: logs and certificates will be wrong",
+    findings.push_back({Verdict::warn, "the date is in the past: logs and certificates will be wrong",
                         "set it: timedatectl set-ntp true"});
   }
   if (facts.read_ns > kSlowReadNs) {

@@ -30,7 +30,7 @@ void judge_interfaces(const NetworkFacts& facts, Findings& findings) {
   }
   if (usable.empty()) {
     findings.push_back({Verdict::warn,
-                        "no interface but loopback is up: jobs on this machine work, jobs on several do not",
+                        "only the loopback interface is up: jobs work on this machine, but not across machines",
                         "bring one up: ip link set DEVICE up; in a container, run it with a network"});
     return;
   }
@@ -42,7 +42,7 @@ void judge_interfaces(const NetworkFacts& facts, Findings& findings) {
                         "if the master cannot be reached: set MANIPLE_INTERFACE to one of the interfaces"});
   } else if (facts.chosen.empty()) {
     findings.push_back(
-        {Verdict::ok, fmt::format("data uses the way to the master; the default route leaves by {}", facts.route)});
+        {Verdict::ok, fmt::format("data uses the route to the master; the default route uses {}", facts.route)});
   }
 }
 
@@ -89,7 +89,7 @@ Findings judge(const NetworkFacts& facts) {
   if (!facts.chosen_problem.empty()) {
     findings.push_back({Verdict::fail,
                         fmt::format("MANIPLE_INTERFACE is \"{}\": {}", facts.chosen, facts.chosen_problem),
-                        "set it to an interface that is there, or unset it"});
+                        "set it to an existing interface, or unset it"});
   }
   judge_hostname(facts, findings);
   if (facts.loopback_problem.empty()) {
@@ -98,9 +98,9 @@ Findings judge(const NetworkFacts& facts) {
     findings.push_back({Verdict::fail, "loopback does not work: " + facts.loopback_problem, "ip link set lo up"});
   }
   if (facts.port_problem.empty()) {
-    findings.push_back({Verdict::ok, "a free port can be listened on"});
+    findings.push_back({Verdict::ok, "ranks can listen on a free port"});
   } else {
-    findings.push_back({Verdict::fail, "no port can be listened on: " + facts.port_problem,
+    findings.push_back({Verdict::fail, "ranks cannot listen on any port: " + facts.port_problem,
                         "look for a sandbox or a policy that forbids bind() and listen()"});
   }
   if (!facts.openssl_problem.empty())

@@ -83,7 +83,7 @@ Findings judge(const LimitFacts& facts) {
         fmt::format("memory of this container: {} of {} in use", size_text(used), size_text(limit));
     if (used > 0.9 * limit) {
       findings.push_back(
-          {Verdict::warn, text + ": more than that and the kernel kills a rank", "give the container more memory"});
+          {Verdict::warn, text + ": beyond it, the kernel kills a rank", "give the container more memory"});
     } else {
       findings.push_back({Verdict::ok, text});
     }
@@ -192,8 +192,8 @@ ProcessorFacts inspect_processors() {
 
 Findings judge(const DiskFacts& facts) {
   if (!facts.problem.empty()) {
-    return {{Verdict::fail, fmt::format("nothing can be written in {}: {}", facts.path, facts.problem),
-             "set TMPDIR to a directory that can be written"}};
+    return {{Verdict::fail, fmt::format("cannot write to {}: {}", facts.path, facts.problem),
+             "set TMPDIR to a writable directory"}};
   }
   const std::string text = fmt::format("{} has {} free", facts.path, size_text(static_cast<double>(facts.free_bytes)));
   if (facts.free_bytes < kFewest) return {{Verdict::fail, text, "make room, or set TMPDIR to another directory"}};

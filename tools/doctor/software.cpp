@@ -117,15 +117,15 @@ Findings judge(const GpuFacts& facts) {
   }
   if (!facts.refused.empty()) {
     findings.push_back({Verdict::fail, fmt::format("this user may not open {}", fmt::join(facts.refused, ", ")),
-                        "look at the permissions of /dev/nvidia*; usually the group video or render is needed"});
+                        "check the permissions of /dev/nvidia*; usually the group video or render is needed"});
   }
   if (!facts.has_uvm) {
     findings.push_back({Verdict::fail, "there is no /dev/nvidia-uvm: CUDA does not start",
                         "run nvidia-modprobe -u -c 0 as root; a container gets it with --gpus all"});
   }
   if (!facts.has_cuda) {
-    findings.push_back({Verdict::fail, "libcuda.so.1 is not there: no program can use the GPUs",
-                        "install the user part of the driver, of the same version"});
+    findings.push_back({Verdict::fail, "libcuda.so.1 is missing: no program can use the GPUs",
+                        "install the driver's user-space part, in the same version"});
   }
   if (facts.visible_is_set && (facts.visible.empty() || facts.visible == "-1")) {
     findings.push_back({Verdict::warn, "CUDA_VISIBLE_DEVICES hides all GPUs", "unset CUDA_VISIBLE_DEVICES"});
@@ -134,7 +134,7 @@ Findings judge(const GpuFacts& facts) {
     findings.push_back({Verdict::ok, path.empty() ? missing : fmt::format("{}: {}", there, path)});
   };
   tell(facts.mps, "MPS, for several ranks on one GPU (maniple run --share-gpu)",
-       "no nvidia-cuda-mps-control: ranks on one GPU have it in turns (optional: apt-get install nvidia-cuda-mps, of "
+       "no nvidia-cuda-mps-control: ranks on one GPU take turns (optional: apt-get install nvidia-cuda-mps, of "
        "the "
        "driver's version)");
   tell(facts.nccl, "NCCL", "no libnccl.so.2 (optional: apt-get install libnccl2)");

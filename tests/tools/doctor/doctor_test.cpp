@@ -42,7 +42,7 @@ TEST(Doctor, Network) {
   EXPECT_EQ(worst(judge(alone)), Verdict::warn);
   NetworkFacts down = good_network();
   down.interfaces[1].up = false;
-  EXPECT_TRUE(says(judge(down), "no interface but loopback"));
+  EXPECT_TRUE(says(judge(down), "only the loopback interface"));
 
   NetworkFacts wrong = good_network();
   wrong.chosen = "ib7";
