@@ -37,7 +37,7 @@ case $fetched in
   *) exit "$fetched" ;;
 esac
 
-title "a rank dies, the others say so and what they did last"
+title "a rank dies; the others report it and their last operations"
 launch 3 $examples/comm/06_lost_rank
 
 title "go on with"

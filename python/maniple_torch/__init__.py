@@ -266,7 +266,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     def __init__(self, module, *args, gradient_as_bucket_view: bool = True, **kwargs):
         super().__init__(module, *args, gradient_as_bucket_view=gradient_as_bucket_view, **kwargs)
         # DDP forms its buckets anew before the second step, unless it looks for unused parameters. They move when
-        # nobody has seen a gradient in them yet: pointers into their old memory, such as p.grad.numpy(), would
+        # no gradient in them has been read yet: pointers into their old memory, such as p.grad.numpy(), would
         # dangle.
         stay = self.find_unused_parameters and not getattr(self, "static_graph", False)
         self._averaging = _Averaging(self.process_group, 1 if stay else 2)

@@ -37,7 +37,7 @@ TEST_P(AbortTest, MayBeCalledWhileItsOwnRankWaits) {
     r.world->barrier();
     r.phase("all are out of the barrier");
     if (r.rank == 0) {
-      // Nobody else comes, so only the abort can end this.
+      // The other ranks do not call it, so only the abort can end this.
       int x = 1;
       std::thread other([&] { r.world->abort("from another thread"); });
       const Caught caught = catch_error([&] { r.world->all_reduce(buffer_of(x)); });
@@ -166,7 +166,7 @@ TEST_P(AbortTest, MeetsMessagesThatAreBeingStarted) {
       if (r.rank == 0) aborting = std::thread([&] { group->abort("enough"); });
       Caught caught;
       while (!caught.any) {
-        // Large ones that nobody receives, with small ones behind them.
+        // Large messages without a receive, followed by small ones.
         std::vector<std::byte> small(16), in(16);
         std::vector<Work> works;
         caught = catch_error([&] {

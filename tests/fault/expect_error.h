@@ -79,7 +79,7 @@ inline bool names_call(const std::string& text, const std::string& op, const Ran
   return false;
 }
 
-/// After the first failure every later call says so at once, and why.
+/// After the first failure every later call throws at once, with the same cause.
 inline void expect_aborted_from_now_on(Rank& r) {
   int value = 0;
   Caught later = catch_error([&] { r.world->all_reduce(buffer_of(value)); });

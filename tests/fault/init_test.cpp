@@ -68,7 +68,7 @@ TEST(InitFault, MissingRanksAreNamedToThreads) {
   run_ranks({.n = 6, .as = As::threads, .init = false}, join_without_3_and_5);
 }
 
-// Rank 0 serves the store, so no one can say who else is missing.
+// Rank 0 serves the store, so the other missing ranks are unknown.
 TEST(InitFault, MissingRankZeroIsNamedByTcp) {
   InitOptions options;
   options.init_method = fmt::format("tcp://127.0.0.1:{}", free_loopback_port());

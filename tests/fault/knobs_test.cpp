@@ -1,4 +1,4 @@
-// A knob that holds what it may not hold: the rank that has it says so at once, before it meets anyone; the others say
+// A knob with an invalid value: its rank reports it at once, before the rendezvous; the others report
 // who is missing.
 #include <sys/socket.h>
 #include <unistd.h>
@@ -107,7 +107,7 @@ TEST(KnobFault, AllWrongOnesAreNamed) {
                   "MANIPLE_INTERFACE is \"nope9\": there is no network interface \"nope9\""});
 }
 
-// What the program asks for itself does not hide a wrong variable.
+// Options of the program do not hide an invalid variable.
 TEST(KnobFault, OptionsOfTheProgramDoNotHideIt) {
   const Set transport("MANIPLE_TRANSPORT", "udp"), algorithm("MANIPLE_ALGORITHM", "magic");
   InitOptions options;
@@ -270,7 +270,7 @@ TEST(KnobFault, EncryptionNeedsASecret) {
   EXPECT_TRUE(contains(caught.text, "but the job has no secret")) << caught;
 }
 
-// Rank 0, which would serve the store, has it; the others say where nobody answers.
+// Rank 0, which would serve the store, has it; the others name the address that does not reply.
 TEST(KnobFault, WithoutRankZeroTheAddressIsNamed) {
   run_ranks({.n = 3, .as = As::processes, .init = false, .rendezvous_by_tcp = true}, [](Rank& r) {
     if (r.rank == 0) {

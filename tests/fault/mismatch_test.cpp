@@ -144,7 +144,7 @@ TEST_P(MismatchTest, CountOfAReduceWhoseSendersDoNotWait) {
 TEST_P(MismatchTest, IsFoundByALaterCallIfNoRankWaits) {
   for (const int more : {0, 1, 3, 4, 11}) {
     run([more](Rank& r) {
-      if (r.world->transport() == "tcp") return;  // there the root receives what was meant for the other
+      if (r.world->transport() == "tcp") return;  // there the root receives data for the other root
       r.phase("all have joined");
       r.world->barrier();
       float x = 1, sum = 0;

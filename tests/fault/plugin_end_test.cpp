@@ -14,7 +14,7 @@
 namespace {
 
 std::function<void()> end_hook;     // called once when this rank, at its end, waits for the others
-std::function<void()> posted_hook;  // called whenever MPI has been told that it does
+std::function<void()> posted_hook;  // called whenever MPI may continue
 
 }  // namespace
 

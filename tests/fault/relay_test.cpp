@@ -33,7 +33,7 @@ Identity identity_of(int rank) {
 
 enum class Harm { change, drop, insert };
 
-/// Harms one byte of what is said in one way.
+/// Corrupts one byte of one direction.
 Relay::Tamper harm_at(Relay::Way chosen, std::size_t position, Harm harm) {
   return [=](Relay::Way way, std::size_t offset, std::string bytes) {
     if (way != chosen || position < offset || position >= offset + bytes.size()) return bytes;
@@ -117,7 +117,7 @@ TEST_F(RelayedStore, ARequestThatIsChangedIsNotDoneAndBothSidesSaySo) {
   }
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("not authentic"));
   EXPECT_THROW(store->set("key", "again"), Error) << "the connection is of no more use";
-  EXPECT_EQ(direct->num_keys(), 2) << "nothing but what was there before";
+  EXPECT_EQ(direct->num_keys(), 2) << "no key was added";
 }
 
 TEST_F(RelayedStore, AnAnswerThatIsChangedIsNotBelieved) {

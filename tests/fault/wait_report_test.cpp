@@ -112,7 +112,7 @@ TEST_P(WaitReport, AReceiveNamesItsSender) {
     r.world->barrier();
     if (r.rank == kLate) {
       come_late();
-      r.world->send(buffer_of(value), 0, 4);  // first, so that nobody has to wait for it
+      r.world->send(buffer_of(value), 0, 4);  // first, so that no rank has to wait for it
       r.world->send(buffer_of(value), 0, 3);
     } else {
       int unhurried = 0;

@@ -311,7 +311,7 @@ def case_asynchronous(gloo):
         assert all(work.is_completed() for work in works)
         same(x, torch.full((count,), float(size**5)))
     x = torch.ones(3)
-    dist.all_reduce(x, async_op=True)  # nobody waits for it
+    dist.all_reduce(x, async_op=True)  # without a wait
     y = torch.ones(3)
     dist.all_reduce(y)
     same(x, torch.full((3,), float(size)))
@@ -323,7 +323,7 @@ def case_asynchronous(gloo):
 
 
 def case_never_waited_for(gloo):
-    """An operation that nobody waits for is started all the same: here by the timer, as rank 0 goes on with a message."""
+    """An operation without a wait is started all the same: here by the timer, as rank 0 goes on with a message."""
     me, size = dist.get_rank(), dist.get_world_size()
     if size == 1:
         return
@@ -470,7 +470,7 @@ def case_options(gloo):
     if dist.get_world_size() > 1 and dist.get_rank() == 0:
         try:
             dist.recv(torch.ones(1), 1, group=group)
-            raise AssertionError("a message that nobody sent")
+            raise AssertionError("a message that was not sent")
         except maniple_torch.Timeout as error:
             assert "0.1 s" in str(error), error
     dist.barrier()

@@ -52,7 +52,7 @@ inline torch::Tensor shard(const torch::Tensor& batch, int rank, int n) {
   return batch.narrow(0, rank * rows, rows);
 }
 
-/// A batch that is the same wherever it is made: nobody's generator is touched.
+/// A batch that is the same wherever it is made; it does not use the global generator.
 inline torch::Tensor numbers(torch::IntArrayRef sizes, int seed = 1) {
   std::int64_t count = 1;
   for (const std::int64_t size : sizes) count *= size;

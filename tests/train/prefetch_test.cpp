@@ -16,7 +16,7 @@ namespace {
 
 const torch::Device kElsewhere(torch::kMeta);
 
-/// Hands out 0, 1, 2, ..., `count` batches of one number, and notes how far it was asked.
+/// Hands out 0, 1, 2, ..., `count` batches of one number, and records how many were requested.
 struct Counted {
   struct Iterator {
     Counted* range;

@@ -39,11 +39,11 @@ start 3 $((killed_at + 10))
 kill -TERM "$job"
 code=0
 wait "$job" || code=$?
-((code == 143)) || fail "it was told to stop and ended with exit code $code:"
-grep -q "failed first" "$scratch/output" && fail "it was told to stop and says that something is wrong:"
+((code == 143)) || fail "it got a stop signal and ended with exit code $code:"
+grep -q "failed first" "$scratch/output" && fail "it got a stop signal and reports a failure:"
 grep -qF "going on after step $killed_at: epoch 0, place $((killed_at * 60)) of 6000, shuffle 1, seed 7" "$scratch/output" ||
   fail "it did not go on after step $killed_at:"
-grep -q "epoch 2: .*accuracy" "$scratch/output" && fail "it was asked to stop and went on:"
+grep -q "epoch 2: .*accuracy" "$scratch/output" && fail "it got a stop signal and went on:"
 stopped_at=$(newest)
 
 "$maniple" run -n 1 "$program" "${options[@]}" --target 0.9 >"$scratch/output" 2>&1 || fail "it did not end well:"

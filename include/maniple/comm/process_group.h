@@ -59,7 +59,7 @@ class GroupImpl;
 /// the missing ones. For a bad environment variable it throws `InvalidArgument` with the variable's name, its value and
 /// what was expected.
 ///
-/// A program started without a launcher gets a world of one rank, and the log says so. That is the case when neither
+/// A program started without a launcher gets a world of one rank and logs a warning. That is the case when neither
 /// RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT nor a scheduler's variables are set, and the options give none of them.
 std::shared_ptr<ProcessGroup> init(const InitOptions& options = {});
 

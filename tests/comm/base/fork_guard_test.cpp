@@ -44,7 +44,7 @@ TEST(ProcessWide, AChildMakesItsOwnWhileAnotherThreadOfItsParentHoldsTheLock) {
   EXPECT_EQ(counted->number, 1);
 }
 
-// A pair of numbers that are equal whenever nobody holds the lock.
+// A pair of numbers that are equal whenever the lock is free.
 ForkSafeMutex pair_mutex, other_mutex;
 int first_number = 0, second_number = 0;
 

@@ -48,7 +48,7 @@ TEST(CoreSet, HardwareThreadsOfOneCoreAreOnePhysicalCore) {
   describe(6, "nonsense");
   EXPECT_EQ(CoreSet::of({0, 1, 2, 3}).physical(cpus.path()).list(), (std::vector<int>{0, 1}));
   EXPECT_EQ(CoreSet::of({3, 5, 6, 7}).physical(cpus.path()).list(),
-            (std::vector<int>{1, 4, 6, 7}));  // 7: nothing is said
+            (std::vector<int>{1, 4, 6, 7}));  // 7: not mentioned
   EXPECT_TRUE(CoreSet().physical(cpus.path()).empty());
 }
 

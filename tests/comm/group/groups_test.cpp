@@ -85,7 +85,7 @@ TEST_P(Groups, SplitWithEqualKeysKeepsTheOrderAndNegativeColorMeansNoGroup) {
   });
 }
 
-// A group of ranks 0 and 1 is used by all, as programs of one text do: nobody may take it for the world.
+// A group of ranks 0 and 1 is used by all ranks, as in programs with one source: no rank may take it for the world.
 TEST_P(Groups, OutsideEveryOperationDoesNothing) {
   run([](Rank& r) {
     if (r.size < 3) return;
@@ -198,7 +198,7 @@ TEST_P(Groups, InvalidOptionsAreRefusedByAllRanks) {
   });
 }
 
-// Nobody waits for a rank that was given something else, or something that cannot be.
+// Ranks with different or invalid lists get an error instead of waiting for each other.
 TEST_P(Groups, OptionsOfASplitMustAgreeInEachColour) {
   run([](Rank& r) {
     if (r.size < 3) return;

@@ -120,7 +120,7 @@ TEST(HierarchyInPlace, ResultsAreRight) {
   });
 }
 
-// Each rank is the root of its own call: nobody comes so far that others have to take part.
+// Each rank is the root of its own call: the call is refused before other ranks have to take part.
 TEST_P(InPlaceTest, OtherOverlapsAreRefused) {
   run([](Rank& r) {
     const auto n = static_cast<std::size_t>(r.size);

@@ -325,7 +325,7 @@ void receive_from_oneself(Rank& r) {
   r.world->send(buffer_of(out), r.rank, 4);
   waiting.join();
   EXPECT_EQ(in, 7);
-  r.phase("all have received");  // once all others have left, nobody waits for anyone
+  r.phase("all have received");  // after the others have left, no rank waits for another
 }
 
 TEST_P(PointToPointTest, ReceiveFromOneselfMayComeBeforeTheSend) { run(receive_from_oneself); }

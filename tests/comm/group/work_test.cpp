@@ -21,7 +21,7 @@ TEST_P(WorkTest, IsDoneWhenTheLastRankHasCome) {
       EXPECT_TRUE(work.valid());
       EXPECT_FALSE(work.done());
       EXPECT_EQ(work.error(), nullptr);
-      EXPECT_FALSE(work.wait_until(Deadline::after(Seconds(0.05)))) << "nobody else has come";
+      EXPECT_FALSE(work.wait_until(Deadline::after(Seconds(0.05)))) << "the other ranks have not arrived";
       r.phase("rank 0 has waited");
       EXPECT_TRUE(work.wait_until(Deadline::after(Seconds(60))));
       EXPECT_TRUE(work.done());

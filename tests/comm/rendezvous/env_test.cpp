@@ -140,7 +140,7 @@ TEST_F(Env, ASchedulersVariablesAreUsedWhenTheOrdinaryOnesAreAbsent) {
   EXPECT_EQ(assignment_from_environment({}).world_size, 2);
 }
 
-// A program that nobody launched.
+// A program started without a launcher.
 class NoLauncher : public CleanEnvironment {
  protected:
   NoLauncher() {

@@ -319,7 +319,7 @@ TEST_F(Rendezvous, AFileRemovedWhileItIsOpenedIsMadeAgain) {
   };
   const Deadline deadline = soon();
   while (!opened_twice() && !deadline.expired()) std::this_thread::yield();
-  EXPECT_FALSE(deadline.expired()) << "nobody opened the file";
+  EXPECT_FALSE(deadline.expired()) << "the file was not opened";
   EXPECT_EQ(::unlink(path.c_str()), 0);
   ::flock(held.get(), LOCK_UN);
   joins.join();
@@ -375,7 +375,7 @@ TEST_F(Rendezvous, AFileThatCannotServeIsNamedAtOnce) {
               AllOf(HasSubstr("there is no folder"), HasSubstr(path + "/deeper")));
 }
 
-// What another user would see: root opens everything, so a child becomes nobody.
+// What another user would see: root opens everything, so a child changes to the user "nobody".
 TEST_F(Rendezvous, AFileOfAnotherUserIsNamedAtOnce) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to be another user";
   const std::string path = directory + "/store";

@@ -155,7 +155,7 @@ TEST(MessageEngine, NothingMovesAfterAnAbort) {
   Engines engines(2, &connector);
   connector.board = &engines.board();
   std::vector<std::byte> large(64 << 20), sink(64 << 20);
-  // Half way: the sockets are full, as no one reads.
+  // Half way: the sockets are full, because the other side does not read.
   const auto first = engines.start(0, send_to(1, 0, large));
   SecureConnection other_end;
   while (!other_end) other_end = engines.board().take(0, 1, "test");

@@ -11,7 +11,7 @@
 namespace maniple::bench {
 namespace {
 
-/// One rank that talks to nobody: with one rank, doing nothing is a correct all_reduce.
+/// A single rank without communication: with one rank, doing nothing is a correct all_reduce.
 class LoneCommunicator : public Communicator {
  public:
   int rank() const override { return 0; }

@@ -1,4 +1,4 @@
-// `mpirun -n 2 maniple run -n 2`: two jobs, which nobody wants; and the uses that are right.
+// `mpirun -n 2 maniple run -n 2`: two jobs by mistake; and the correct uses.
 #include <gtest/gtest.h>
 
 #include <map>

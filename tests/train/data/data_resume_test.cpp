@@ -33,7 +33,7 @@ std::vector<Case> cases() {
   for (const std::size_t size : {10, 23}) {
     for (const std::size_t workers : {0, 2}) {
       for (const std::size_t steps : {0, 1, 2, 99}) {
-        if (steps == 0 && workers > 0) continue;  // nothing is asked for before the loop
+        if (steps == 0 && workers > 0) continue;  // workers start with the loop
         for (const bool shuffle : {false, true}) {
           for (const bool drop_last : {false, true}) all.push_back({size, workers, steps, shuffle, drop_last});
         }

@@ -75,7 +75,7 @@ TEST(Streams, EverySampleIsSeenOnceWhateverTheNumbersOfShardsAndRanks) {
           EXPECT_EQ(take(threaded), batches);
           EXPECT_EQ(loader.batches(), 0u) << "not known";
           for (const auto& batch : batches) seen.insert(batch.begin(), batch.end());
-          EXPECT_FALSE(sizes.size() < static_cast<std::size_t>(ranks) && batches.empty()) << "nobody is left without";
+          EXPECT_FALSE(sizes.size() < static_cast<std::size_t>(ranks) && batches.empty()) << "every rank has samples";
         }
         EXPECT_EQ(seen.size(), all);
         EXPECT_EQ(std::set<std::int64_t>(seen.begin(), seen.end()).size(), all);

@@ -34,7 +34,7 @@ struct TwinImpl : torch::nn::Cloneable<TwinImpl> {
 };
 TORCH_MODULE(Twin);
 
-/// Its forward is whatever the test says; replicas call the same function. It owns one weight.
+/// The test supplies its forward; replicas call the same function. It owns one weight.
 struct ScriptedImpl : torch::nn::Cloneable<ScriptedImpl> {
   using Function = std::function<torch::Tensor(ScriptedImpl&, torch::Tensor)>;
   explicit ScriptedImpl(Function run) : function(std::move(run)) { reset(); }

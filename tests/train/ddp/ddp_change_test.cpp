@@ -1,4 +1,4 @@
-// A module that changes after it was wrapped: nobody trains without averaging and does not know.
+// A module that changes after it was wrapped: training without averaging never goes unnoticed.
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "train/gradients.h"
@@ -113,7 +113,7 @@ TEST(DdpChange, AGradientInOtherMemory) {
   });
 }
 
-// What nobody used keeps the gradient that the program gave it, wherever that lies.
+// An unused parameter keeps the gradient that the program set, in whatever memory.
 TEST(DdpChange, AGradientThatTheProgramSet) {
   for (const bool views : {true, false}) {
     run_ranks({.n = 2}, [views](Rank& r) {

@@ -331,7 +331,7 @@ TEST(Ddp, GradientsAndModulesOutliveTheWrapper) {
       loss_of(moved->forward(numbers({4, 8}))).backward();
       EXPECT_EQ(moved.statistics().backwards, 2u);
     }
-    loss_of(net->forward(numbers({4, 8}, r.rank))).backward();  // nobody else takes part any more
+    loss_of(net->forward(numbers({4, 8}, r.rank))).backward();  // the other ranks no longer take part
     EXPECT_TRUE(torch::isfinite(net->fc1->weight.grad()).all().item<bool>());
     net->zero_grad();
   });

@@ -246,7 +246,7 @@ TEST(DdpUnevenInputs, MayThrowOnEarlyTermination) {
       }
       const int first = batches[0] < batches[2] ? 0 : 2;
       EXPECT_TRUE(contains(text, format_text("rank {} has no more batches", first))) << text;
-      expect_same_everywhere(r, *net, false);  // nobody was ahead, and the group works
+      expect_same_everywhere(r, *net, false);  // no rank was ahead, and the group works
       // All have the same number of batches: no reason to throw.
       with_uneven_inputs(ddp, {.throw_on_early_termination = true}, [&] { train_own(r, ddp, &optimizer, {2, 2, 2}); });
       with_uneven_inputs(ddp, {.enable = false}, [&] { train_own(r, ddp, &optimizer, {1, 1, 1}); });
@@ -324,7 +324,7 @@ TEST(DdpWithoutUnevenInputs, ARankThatDoesNotArriveIsNamedInTime) {
     const Caught caught = catch_error([&] {
       train_own(r, ddp, nullptr, {2, 1});
       if (r.rank != 0 || training_device().is_cpu()) return;
-      torch::cuda::synchronize();  // on a GPU it was only enqueued: the next call says what was wrong
+      torch::cuda::synchronize();  // on a GPU it was only enqueued: the next call throws
       train_own(r, ddp, nullptr, {1, 1});
     });
     if (r.rank == 0) {

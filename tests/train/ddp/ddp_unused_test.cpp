@@ -30,7 +30,7 @@ TEST(Ddp, UnusedParametersAreFoundOnEveryRank) {
                                                     .gradient_as_bucket_view = views,
                                                     .group = r.world,
                                                     .overlap = overlap});
-        // Who uses what changes from step to step; "c" is used by nobody in the first two, by all in the third.
+        // The used parameters change from step to step; no rank uses "c" in the first two, all use it in the third.
         const std::vector<std::vector<std::string>> used[] = {
             {{"a"}, {"b"}, {"a", "b"}}, {{"b"}, {"b"}, {"a"}}, {{"c"}, {"c"}, {"c"}}, {{"a", "b", "c"}, {"a"}, {"c"}}};
         for (const auto& step : used) {
@@ -52,7 +52,7 @@ TEST(Ddp, UnusedParametersAreFoundOnEveryRank) {
           expect_close(gradients_of(*net), expected, 1e-5);
           expect_same_everywhere(r, *net);
         }
-        // What nobody uses keeps the bits that it had.
+        // Unused parameters keep their bits.
         const torch::Tensor before = net->named_parameters()["c.weight"].grad().clone();
         loss_of(ddp.module()->forward(numbers({4, 8}), {"a"})).backward();
         EXPECT_TRUE(torch::equal(net->named_parameters()["c.weight"].grad(), before));

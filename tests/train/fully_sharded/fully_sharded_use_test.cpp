@@ -70,7 +70,7 @@ TEST(FullyShardedUse, ForwardsAndEvaluationsBeforeABackward) {
       for (int from = rank; from < rank + of; ++from) losses.push_back(both(from));
       for (const auto& [first, second] : losses) {
         (second / of).backward({}, /*retain_graph=*/true);
-        model(batch(3, rank));  // a graph that nobody wants, between two backwards
+        model(batch(3, rank));  // an unused graph between two backwards
         (first / of).backward();
       }
       sgd.step();

@@ -385,12 +385,12 @@ TEST(SyncBatchNorm, GroupsThatAreMissing) {
 }
 
 TEST(SyncBatchNorm, RanksThatDisagreeThrow) {
-  // With NCCL, which compares nothing, the ranks are asked when the time is over.
+  // NCCL does not compare calls: the ranks' calls are requested after the time-out.
   run_ranks({.n = 2, .timeout = std::chrono::seconds(10)}, [](Rank& r) {
     auto norm = here(nn::SyncBatchNorm(3 + r.rank, r.world));
     const Caught caught = catch_error([&] {
       norm->forward(numbers({4, 3 + r.rank}));
-      // On a GPU it was only enqueued: a later call says what was wrong.
+      // On a GPU it was only enqueued: a later call throws.
       for (int i = 0; i < 1000 && !training_device().is_cpu(); ++i) r.world->barrier();
     });
     EXPECT_TRUE(caught.is(ErrorKind::mismatch)) << caught;

@@ -255,7 +255,7 @@ TEST(Dist, NothingIsRecordedAndEmptyTensorsWork) {
   });
 }
 
-// A tensor that nobody else holds must live until the work is done.
+// A tensor without another owner must live until the work is done.
 TEST(Dist, TensorsLiveUntilTheWorkIsDone) {
   run_ranks({.n = 2}, [](Rank& r) {
     std::vector<Work> works;

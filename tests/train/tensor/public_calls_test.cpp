@@ -250,7 +250,7 @@ TEST_P(PublicCalls, AreNamedWhereARankLeavesOneOut) {
       } else {
         r.world->barrier();
       }
-      ADD_FAILURE() << "a rank left the call out, and nobody noticed";
+      ADD_FAILURE() << "a rank left the call out, and no error was raised";
     } catch (const Mismatch& error) {
       text = error.what();
     }

@@ -138,7 +138,7 @@ class Refilled {
 
  private:
   void fill(int i) {
-    batch_.data.copy_(expected(i).data);  // behind the last one, too: what was there is gone
+    batch_.data.copy_(expected(i).data);  // after the last batch, too: the old data is gone
     batch_.target.copy_(expected(i).target);
   }
   int count_, at_ = 0;
