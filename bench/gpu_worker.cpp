@@ -32,7 +32,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::size_t kChecked = 4096;        // elements checked at each end of the result
-constexpr std::uint64_t kMostCalls = 500;     // per round, because a stream's queue is limited
+constexpr std::uint64_t kMaxCalls = 500;      // per round, because a stream's queue is limited
 constexpr std::uint64_t kSlowNs = 5'000'000;  // slower calls are measured one at a time, in three rounds
 
 void check(cudaError_t code, const char* call) {
@@ -180,7 +180,7 @@ class Worker {
     if (each > kSlowNs) return 1;
     each = time(variant, count, 10, nullptr);
     const auto fitting = static_cast<std::uint64_t>(milliseconds * 1e6 / std::max(each, 1.0));
-    return std::clamp<std::uint64_t>(fitting, 2, kMostCalls);
+    return std::clamp<std::uint64_t>(fitting, 2, kMaxCalls);
   }
 
   std::shared_ptr<ProcessGroup> group_;

@@ -181,7 +181,7 @@ void run(int rank, const Request& request, const Sockets& sockets, SharedLargest
     double best = 0;
     // One or two blocks per multiprocessor, over all ranks together: the faster variant counts.
     for (const int share : {1, 2}) {
-      const auto room = static_cast<std::size_t>(std::clamp(share * processors / request.ranks, 1, kMostBlocks));
+      const auto room = static_cast<std::size_t>(std::clamp(share * processors / request.ranks, 1, kMaxBlocks));
       const int blocks = static_cast<int>(std::clamp<std::size_t>((each + kThreads - 1) / kThreads, 1, room));
       const double us = measure(
           rank, request, agreement, [&] { CHECK(enqueue_reduce(ranks, begin, end, ++number, blocks, stream)); },

@@ -7,12 +7,12 @@
 
 namespace maniple::bench {
 
-constexpr int kMostRanks = 8, kMostBlocks = 264, kThreads = 512;  // threads per block
-constexpr int kSteps = 2;                                         // ranks wait for each other before and after the sum
+constexpr int kMostRanks = 8, kMaxBlocks = 264, kThreads = 512;  // threads per block
+constexpr int kSteps = 2;                                        // ranks wait for each other before and after the sum
 
 /// Follows the data in each rank's memory: a number from every block of every rank, for each step.
 struct Arrivals {
-  unsigned number[kSteps][kMostRanks][kMostBlocks];
+  unsigned number[kSteps][kMostRanks][kMaxBlocks];
 };
 
 /// All ranks' memory, as mapped by this rank.

@@ -19,7 +19,7 @@ constexpr std::size_t kSizes[] = {1, 2, 4, 8, 1, 2, 2, 4, 8, 1};
 enum Kind { kSum, kAvg, kProduct, kMin, kMax, kBand, kBor, kBxor, kPremulSum };
 
 template <class T>
-__device__ T look(const T* at) {
+__device__ T poll(const T* at) {
   return *static_cast<const volatile T*>(at);
 }
 template <class T>
@@ -50,18 +50,18 @@ __device__ void fence(const Signal& signal) {
 /// Whether the group was aborted: as far as kernels of this rank have seen, or, where streams wait, in host
 /// memory.
 __device__ bool is_stopped(const Signal& signal) {
-  return look(signal.in_kernel ? &state_of(signal, signal.rank)->stopped : &signal.record->stop) != 0;
+  return poll(signal.in_kernel ? &state_of(signal, signal.rank)->stopped : &signal.record->stop) != 0;
 }
 
 /// Waits for a flag that a peer sets, and returns it; 0: the group was aborted.
 template <class T>
 __device__ T await(const T* flag, const Signal& signal, int peer) {
   unsigned turn = 0;
-  T seen = look(flag);
-  for (; seen == 0; seen = look(flag), ++turn) {
+  T seen = poll(flag);
+  for (; seen == 0; seen = poll(flag), ++turn) {
     if (turn % kPatience != kPatience - 1) continue;
     if (turn == kPatience - 1) put(&signal.record->awaited[peer], std::uint8_t{1});
-    if (look(&signal.record->stop) == 0) continue;
+    if (poll(&signal.record->stop) == 0) continue;
     put(&state_of(signal, signal.rank)->stopped, 1u);
     return 0;
   }
@@ -207,8 +207,8 @@ __device__ Found find_sources(const Arguments& a, const std::byte* (&sources)[kM
     DeviceState* const state = state_of(signal, signal.rank);
     const std::uint64_t* const place = a.lead && signal.in_kernel ? &own->lead_ready[peer] : &state->words[peer];
     // Both at once: each of them takes a while to come.
-    std::uint64_t word = look(place);
-    const std::uint32_t stopped = look(&state->stopped);
+    std::uint64_t word = poll(place);
+    const std::uint32_t stopped = poll(&state->stopped);
     if (a.waits && stopped == 0) {
       if (word == 0) {
         word = await(place, signal, peer);
@@ -219,7 +219,7 @@ __device__ Found find_sources(const Arguments& a, const std::byte* (&sources)[kM
     if (stopped != 0 || (a.waits && word == 0)) {
       found = kStopped;
     } else if (hash_in(word) != hash_from(a, peer) || (word & 1) == 0) {
-      if (blockIdx.x == 0 && blockIdx.y == 0 && look(&signal.record->stop) == 0) {
+      if (blockIdx.x == 0 && blockIdx.y == 0 && poll(&signal.record->stop) == 0) {
         put(&signal.record->seq, a.seq);
         __threadfence_system();
         put(&signal.record->mismatch, 1u);
@@ -238,7 +238,7 @@ __device__ void leave(const WorkArguments& a, Found found) {
   if (signal.active == 0 || !is_last_block(signal)) return;
   const int peer = static_cast<int>(threadIdx.x);
   if (!is_active(signal, peer)) return;
-  // Where kernels wait and this is the only block, nobody has seen more than `found` says.
+  // Where kernels wait and this is the only block, `found` holds everything that was seen.
   const bool known = signal.in_kernel && gridDim.x * gridDim.y == 1;
   if (found == kStopped || (!known && is_stopped(signal))) return;
   Flags* const own = flags_of(signal, signal.rank);
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(kThreads) reduce(const __grid_constant__ Reduc
 
 /// Number of blocks for `bytes` in one row of the grid: enough to fill the device, a few for each multiprocessor.
 unsigned blocks_for(std::size_t bytes, int rows) {
-  static const int most = [] {
+  static const int max_blocks = [] {
     int device = 0;
     int processors = 0;
     check(::cudaGetDevice(&device), "cudaGetDevice");
@@ -305,7 +305,7 @@ unsigned blocks_for(std::size_t bytes, int rows) {
     return 8 * processors;
   }();
   const std::size_t needed = (bytes + kBytesOfBlock - 1) / kBytesOfBlock;
-  return static_cast<unsigned>(std::clamp<std::size_t>(needed, 1, std::max(1, most / std::max(1, rows))));
+  return static_cast<unsigned>(std::clamp<std::size_t>(needed, 1, std::max(1, max_blocks / std::max(1, rows))));
 }
 
 template <class Kernel, class Arguments>
@@ -375,17 +375,17 @@ void launch_follow(const FollowArguments& a, cudaStream_t stream) { launch(follo
 void launch_await(const Signal& signal, cudaStream_t stream) { launch(await_all, signal, dim3(1), stream, kMostRanks); }
 
 void launch_enter(const EnterArguments& a, cudaStream_t stream) {
-  std::size_t most = 0;
-  for (int i = 0; i < a.piece_count; ++i) most = std::max(most, a.pieces[i].bytes);
+  std::size_t largest = 0;
+  for (int i = 0; i < a.piece_count; ++i) largest = std::max(largest, a.pieces[i].bytes);
   const auto rows = static_cast<unsigned>(std::max(1, a.piece_count));
-  launch(enter, a, dim3(blocks_for(most, a.piece_count), rows), stream);
+  launch(enter, a, dim3(blocks_for(largest, a.piece_count), rows), stream);
 }
 
 void launch_copy(const CopyArguments& a, cudaStream_t stream) {
-  std::size_t most = 0;
-  for (int i = 0; i < a.signal.ranks; ++i) most = std::max(most, a.bytes[i]);
-  const auto rows = static_cast<unsigned>(most == 0 ? 1 : a.signal.ranks);
-  launch(copy, a, dim3(blocks_for(most, a.signal.ranks), rows), stream);
+  std::size_t largest = 0;
+  for (int i = 0; i < a.signal.ranks; ++i) largest = std::max(largest, a.bytes[i]);
+  const auto rows = static_cast<unsigned>(largest == 0 ? 1 : a.signal.ranks);
+  launch(copy, a, dim3(blocks_for(largest, a.signal.ranks), rows), stream);
 }
 
 void launch_reduce(const ReduceArguments& a, int dtype, int kind, cudaStream_t stream) {

@@ -211,9 +211,9 @@ TEST(KillOverTcp, WhileTheLeaderIsHeldUp) {
 }
 
 std::set<int> open_sockets() {
-  constexpr int kMost = 1024;
+  constexpr int kMax = 1024;
   std::set<int> sockets;
-  for (int fd = 0; fd < kMost; ++fd) {
+  for (int fd = 0; fd < kMax; ++fd) {
     struct stat status{};
     if (::fstat(fd, &status) == 0 && S_ISSOCK(status.st_mode)) sockets.insert(fd);
   }

@@ -44,12 +44,12 @@ TEST(ShmFull, JobWorksWithoutDevShm) {
 // A rank that cannot map what all allocate fails, and with it the group: the others do not go on without it.
 TEST(NoMemory, RegisteredMemoryThatOneRankCannotMapFailsOnAll) {
   run_ranks({.n = 3, .as = As::processes, .transport = TransportKind::shm, .backend = "native"}, [](Rank& r) {
-    constexpr rlim_t kMost = 256 << 20;
+    constexpr rlim_t kMax = 256 << 20;
     if (r.rank == 2) {
-      const rlimit limit{kMost, kMost};
+      const rlimit limit{kMax, kMax};
       ASSERT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);
     }
-    const Caught caught = catch_error([&] { r.world->allocate(kMost / 2); });
+    const Caught caught = catch_error([&] { r.world->allocate(kMax / 2); });
     EXPECT_TRUE(caught.is(r.rank == 2 ? ErrorKind::system : ErrorKind::aborted)) << caught;
     EXPECT_TRUE(contains(caught.text, "[allocate #") && contains(caught.text, "rank 2/3] ")) << caught;
     expect_aborted_from_now_on(r);

@@ -75,14 +75,14 @@ void receive_frames(std::string_view bytes, bool network) {
 
 /// The payloads of the messages in the input, until it ends or is refused.
 std::vector<std::vector<std::byte>> receive_messages(std::string_view bytes, std::size_t step, bool network) {
-  constexpr std::uint64_t kMost = 1 << 12;  // MessageEngine has a limit too, before it allocates memory
+  constexpr std::uint64_t kMax = 1 << 12;  // MessageEngine has a limit too, before it allocates memory
   std::vector<std::vector<std::byte>> messages;
   FrameReceiver receiver({3, 5}, std::make_unique<Input>(bytes, step, network));
   try {
     for (;;) {
       const FrameHeader* header = receiver.peek();
       if (header == nullptr) continue;  // it has read something, or thrown
-      if (header->length > kMost) break;
+      if (header->length > kMax) break;
       std::vector<std::byte> payload(header->length);
       Transfer transfer;
       transfer.dtype = header->dtype;

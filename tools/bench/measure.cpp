@@ -20,9 +20,9 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kPage = 4096;
 constexpr int kProbes = 3;
 constexpr double kWarmupSeconds = 0.02;
-constexpr std::uint64_t kMostWarmups = 2000;
+constexpr std::uint64_t kMaxWarmups = 2000;
 constexpr std::uint64_t kFewest = 5;
-constexpr std::uint64_t kMost = 100'000;
+constexpr std::uint64_t kMax = 100'000;
 
 struct Layout {
   std::size_t out_offset = 0;
@@ -45,9 +45,9 @@ std::uint64_t value_of_rank_0(Communicator& communicator, std::uint64_t value) {
   return communicator.largest(communicator.rank() == 0 ? value : 0);
 }
 
-std::uint64_t iterations_within(double budget_s, double call_s, std::uint64_t fewest, std::uint64_t most) {
+std::uint64_t iterations_within(double budget_s, double call_s, std::uint64_t min, std::uint64_t max) {
   return static_cast<std::uint64_t>(
-      std::clamp(budget_s / std::max(call_s, 1e-9), static_cast<double>(fewest), static_cast<double>(most)));
+      std::clamp(budget_s / std::max(call_s, 1e-9), static_cast<double>(min), static_cast<double>(max)));
 }
 
 std::uint64_t warm_up(Communicator& communicator, const WorkItem& item) {
@@ -58,13 +58,13 @@ std::uint64_t warm_up(Communicator& communicator, const WorkItem& item) {
     fastest = std::min(fastest, seconds(start, Clock::now()));
   }
   const std::uint64_t own = item.warmup >= 0 ? static_cast<std::uint64_t>(item.warmup)
-                                             : iterations_within(kWarmupSeconds, fastest, 1, kMostWarmups);
+                                             : iterations_within(kWarmupSeconds, fastest, 1, kMaxWarmups);
   const std::uint64_t calls = value_of_rank_0(communicator, own);
   const auto start = Clock::now();
   for (std::uint64_t i = 0; i < calls; ++i) communicator.call();
   const double mean = calls == 0 ? fastest : seconds(start, Clock::now()) / static_cast<double>(calls);
   return value_of_rank_0(communicator, item.iterations > 0 ? static_cast<std::uint64_t>(item.iterations)
-                                                           : iterations_within(item.budget_s, mean, kFewest, kMost));
+                                                           : iterations_within(item.budget_s, mean, kFewest, kMax));
 }
 
 void measure_case(Communicator& communicator, const WorkItem& item, const Case& what, Row& row) {
@@ -105,9 +105,9 @@ void measure_case(Communicator& communicator, const WorkItem& item, const Case& 
 
 void measure(Communicator& communicator, const WorkItem& item, const std::function<void(const Row&)>& report) {
   const std::vector<Case> cases = item.cases();
-  std::size_t most = 1;
-  for (const Case& what : cases) most = std::max(most, layout_of(what).total);
-  communicator.memory(most);  // allocate the maximum once, not while measuring
+  std::size_t largest = 1;
+  for (const Case& what : cases) largest = std::max(largest, layout_of(what).total);
+  communicator.memory(largest);  // allocate the maximum once, not while measuring
   for (const Case& what : cases) {
     Row row;
     row.op = item.op;

@@ -93,25 +93,25 @@ int list(const CheckpointArguments& arguments) {
     std::uint64_t bytes = 0;
     std::size_t ranks = 0;
     std::vector<std::string> parts;
-    std::string trouble;
+    std::string error;
     try {
       const CheckpointManifest manifest = inspect_checkpoint(arguments.folder, step);
       for (const auto& [name, digest] : manifest.files) bytes += digest.bytes;
       const SavedCheckpoint saved(step_path(arguments.folder, step), manifest);
       ranks = saved.is_sharded() ? saved.index().files.size() : 1;
       for (const auto& [name, part] : saved.index().parts) parts.push_back(name);
-    } catch (const Error& error) {
-      trouble = error.what();
+    } catch (const Error& failure) {
+      error = failure.what();
     }
     if (arguments.json) {
       nlohmann::json entry = {
-          {"step", step}, {"bytes", bytes}, {"ranks", ranks}, {"parts", parts}, {"whole", trouble.empty()}};
-      if (!trouble.empty()) entry["trouble"] = trouble;
+          {"step", step}, {"bytes", bytes}, {"ranks", ranks}, {"parts", parts}, {"whole", error.empty()}};
+      if (!error.empty()) entry["trouble"] = error;
       json.push_back(std::move(entry));
     } else {
-      const bool whole = trouble.empty();
+      const bool whole = error.empty();
       rows.push_back({std::to_string(step), whole ? shown_bytes(bytes) : "-", whole ? std::to_string(ranks) : "-",
-                      shown_parts(parts), whole ? "whole" : one_line(trouble)});
+                      shown_parts(parts), whole ? "whole" : one_line(error)});
     }
   }
   if (!arguments.json) print_rows(rows);
@@ -253,23 +253,24 @@ std::function<int()> declare_checkpoint(CLI::App& app) {
   auto action = std::make_shared<int (*)(const CheckpointArguments&)>(nullptr);
   const auto declare = [&](const char* name, const char* summary, int (*run)(const CheckpointArguments&)) {
     CLI::App* command = app.add_subcommand(name, summary);
-    command->add_option("FOLDER", arguments->folder, "the folder of the checkpoints")->required();
-    takes_whole_number(command->add_option("--step", arguments->step,
-                                           "this one [ls, verify: all; merge, split: the newest that is whole]"),
-                       0, std::numeric_limits<std::int64_t>::max());
+    command->add_option("FOLDER", arguments->folder, "the checkpoint folder")->required();
+    takes_whole_number(
+        command->add_option("--step", arguments->step,
+                            "the checkpoint of this step [ls, verify: all; merge, split: the newest complete one]"),
+        0, std::numeric_limits<std::int64_t>::max());
     command->parse_complete_callback([action, run] { *action = run; });
     return command;
   };
   declare("ls", "list the checkpoints in a folder: steps, sizes, ranks, parts", list)
-      ->add_flag("--json", arguments->json, "a list for programs instead of a table");
-  declare("verify", "read every file and compare it with what was saved; exit status 1 if one is damaged", verify);
+      ->add_flag("--json", arguments->json, "print JSON instead of a table");
+  declare("verify", "read every file and compare it with its checksum; exit status 1 if a file is damaged", verify);
   declare("merge", "write one safetensors file for each part into a new folder", rewrite)
       ->add_option("OUT", arguments->out, "the new folder")
       ->required();
   CLI::App* split = declare("split", "write one file for each of RANKS ranks into a new folder", rewrite);
   split->add_option("OUT", arguments->out, "the new folder")->required();
   takes_whole_number(split->add_option("RANKS", arguments->ranks, "the number of ranks")->required(), 1,
-                     static_cast<std::int64_t>(kMostFilesOfCheckpoint) - 1);
+                     static_cast<std::int64_t>(kMaxFilesOfCheckpoint) - 1);
   app.require_subcommand(1);
   return [arguments, action] {
     for (std::string* path : {&arguments->folder, &arguments->out}) {

@@ -21,9 +21,9 @@ std::map<std::string, std::string>& typed_names() {
 
 /// Converts the text as the parser does.
 template <class T>
-bool is_within(const std::string& text, T least, T most) {
+bool is_within(const std::string& text, T min, T max) {
   T value{};
-  return CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+  return CLI::detail::lexical_cast(text, value) && value >= min && value <= max;
 }
 
 }  // namespace
@@ -56,23 +56,23 @@ CLI::Option* takes(CLI::Option* option, std::string expected, std::function<bool
       std::move(description)));
 }
 
-CLI::Option* takes_whole_number(CLI::Option* option, std::int64_t least, std::int64_t most) {
-  const bool open = most >= std::numeric_limits<int>::max();
-  return takes(option,
-               open ? fmt::format("a whole number, at least {}", least)
-                    : fmt::format("a whole number from {} to {}", least, most),
-               [=](const std::string& text) { return is_within(text, least, most); });
+CLI::Option* takes_whole_number(CLI::Option* option, std::int64_t min, std::int64_t max) {
+  const bool open = max >= std::numeric_limits<int>::max();
+  return takes(
+      option,
+      open ? fmt::format("a whole number, at min {}", min) : fmt::format("a whole number from {} to {}", min, max),
+      [=](const std::string& text) { return is_within(text, min, max); });
 }
 
-CLI::Option* takes_number(CLI::Option* option, double least, double most) {
-  return takes(option, fmt::format("a number, at least {}", least),
-               [=](const std::string& text) { return is_within(text, least, most); });
+CLI::Option* takes_number(CLI::Option* option, double min, double max) {
+  return takes(option, fmt::format("a number, at min {}", min),
+               [=](const std::string& text) { return is_within(text, min, max); });
 }
 
-CLI::Option* takes_seconds(CLI::Option* option, double least) {
-  constexpr double kMost = 1e9;
-  return takes(option, least > 0 ? fmt::format("a number of seconds, at least {}", least) : "a number of seconds",
-               [=](const std::string& text) { return is_within(text, least, kMost); });
+CLI::Option* takes_seconds(CLI::Option* option, double min) {
+  constexpr double kMax = 1e9;
+  return takes(option, min > 0 ? fmt::format("a number of seconds, at min {}", min) : "a number of seconds",
+               [=](const std::string& text) { return is_within(text, min, kMax); });
 }
 
 CLI::Option* takes_one_of(CLI::Option* option, const std::vector<const char*>& choices) {

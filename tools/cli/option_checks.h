@@ -29,10 +29,10 @@ std::string as_typed(const std::string& name);
 // the value's type.
 CLI::Option* takes(CLI::Option* option, std::string expected, std::function<bool(const std::string&)> accepts,
                    std::string description = {});
-CLI::Option* takes_whole_number(CLI::Option* option, std::int64_t least,
-                                std::int64_t most = std::numeric_limits<int>::max());
-CLI::Option* takes_number(CLI::Option* option, double least, double most = std::numeric_limits<double>::infinity());
-CLI::Option* takes_seconds(CLI::Option* option, double least = 0);
+CLI::Option* takes_whole_number(CLI::Option* option, std::int64_t min,
+                                std::int64_t max = std::numeric_limits<int>::max());
+CLI::Option* takes_number(CLI::Option* option, double min, double max = std::numeric_limits<double>::infinity());
+CLI::Option* takes_seconds(CLI::Option* option, double min = 0);
 CLI::Option* takes_one_of(CLI::Option* option, const std::vector<const char*>& choices);
 
 }  // namespace maniple::cli

@@ -14,7 +14,7 @@ namespace {
 
 using Kind = Permitted::Kind;
 
-constexpr std::size_t kMostShown = 80;
+constexpr std::size_t kMaxShown = 80;
 
 constexpr Permitted flag() { return {.kind = Kind::flag, .low = 0, .high = 1}; }
 constexpr Permitted whole(std::int64_t low, std::int64_t high) {
@@ -230,14 +230,14 @@ std::optional<std::int64_t> environment_integer(const char* name, std::int64_t l
 
 std::string shown(std::string_view text) {
   std::string line;
-  for (const unsigned char byte : text.substr(0, kMostShown)) {
+  for (const unsigned char byte : text.substr(0, kMaxShown)) {
     if (byte < 0x20 || byte == 0x7f) {
       line += fmt::format("\\x{:02x}", byte);
     } else {
       line += static_cast<char>(byte);
     }
   }
-  return text.size() > kMostShown ? line + "..." : line;
+  return text.size() > kMaxShown ? line + "..." : line;
 }
 
 }  // namespace maniple

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::string_view kPrefix = "MANIPLE_";
 constexpr const char* kWarned = "MANIPLE_WARNED";
-constexpr std::size_t kMostNamed = 8;
+constexpr std::size_t kMaxNamed = 8;
 
 constexpr OwnVariable kOwnVariables[] = {
     {"MANIPLE_SECRET_FILE", "file with the job's secret", true},
@@ -131,12 +131,12 @@ std::string_view nearest_variable(std::string_view name) {
 
 std::string describe_unknown(std::span<const std::string> names) {
   std::vector<std::string> sentences;
-  for (const std::string& name : names.first(std::min(names.size(), kMostNamed))) {
+  for (const std::string& name : names.first(std::min(names.size(), kMaxNamed))) {
     const std::string_view meant = nearest_variable(name);
     sentences.push_back(meant.empty() ? fmt::format("{} is not known.", shown(name))
                                       : fmt::format("{} is not known; did you mean {}?", shown(name), meant));
   }
-  if (names.size() > kMostNamed) sentences.push_back(fmt::format("Nor are {} others.", names.size() - kMostNamed));
+  if (names.size() > kMaxNamed) sentences.push_back(fmt::format("Nor are {} others.", names.size() - kMaxNamed));
   return fmt::format("{}", fmt::join(sentences, " "));
 }
 

@@ -19,10 +19,10 @@ struct Apart {
 constinit ProcessWide<Apart> apart;
 
 void await_apart() {
-  constexpr auto kMost = std::chrono::seconds(5);
+  constexpr auto kMax = std::chrono::seconds(5);
   Apart& all = *apart;
   MutexLock lock(all.mutex);
-  all.ended.wait_for(lock, kMost, [&]() MANIPLE_REQUIRES(all.mutex) { return all.running == 0; });
+  all.ended.wait_for(lock, kMax, [&]() MANIPLE_REQUIRES(all.mutex) { return all.running == 0; });
 }
 
 }  // namespace

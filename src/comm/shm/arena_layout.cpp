@@ -36,8 +36,8 @@ std::size_t second_level_cache() {
 
 // Every rank repeats the work on all payloads, which grows with the number of ranks, so payloads shrink.
 std::size_t payload_bytes_for(std::size_t ranks) {
-  constexpr std::size_t kMost = 8 * kKiB;
-  return ranks <= 4 ? kMost : std::max<std::size_t>(kKiB, 4 * kMost / ranks / kCacheLine * kCacheLine);
+  constexpr std::size_t kMax = 8 * kKiB;
+  return ranks <= 4 ? kMax : std::max<std::size_t>(kKiB, 4 * kMax / ranks / kCacheLine * kCacheLine);
 }
 
 // Operations cut a slot into one cell per rank, and a cell holds at least one element.

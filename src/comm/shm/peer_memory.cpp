@@ -11,10 +11,10 @@ namespace maniple {
 namespace {
 
 bool read_process(std::int32_t process, void* to, std::uint64_t from, std::size_t bytes) noexcept {
-  constexpr std::size_t kMost = std::size_t{1} << 30;  // the system call copies less than 2 GiB at once
+  constexpr std::size_t kMax = std::size_t{1} << 30;  // the system call copies less than 2 GiB at once
   auto* at = static_cast<std::byte*>(to);
   while (bytes != 0) {
-    const iovec here{at, std::min(bytes, kMost)};
+    const iovec here{at, std::min(bytes, kMax)};
     const iovec there{reinterpret_cast<void*>(from), here.iov_len};  // an address in the other process
     const ssize_t got = ::process_vm_readv(process, &here, 1, &there, 1, 0);
     if (got <= 0) return false;

@@ -33,7 +33,7 @@ constexpr auto kMixedPoll = 200us;
 constexpr auto kLocalPoll = 5ms;
 // A host that stays silent for this many heartbeats is lost: see set_liveness.
 constexpr double kSilentHeartbeats = 4;
-constexpr double kLooksPerHeartbeat = 2;
+constexpr double kChecksPerHeartbeat = 2;
 
 timespec to_timespec(Deadline::Duration duration) {
   const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
@@ -49,13 +49,13 @@ struct Exchange::Impl {
         signature(call),
         deadline(until),
         began(Clock::now()),
-        look_interval(mesh.channel_options_.heartbeat_s / kLooksPerHeartbeat) {
+        check_interval(mesh.channel_options_.heartbeat_s / kChecksPerHeartbeat) {
     MANIPLE_ASSERT(!mesh.busy_);
     if (!mesh.broken_.empty()) throw Aborted("an earlier operation was interrupted: " + mesh.broken_);
     const auto own = std::find(members.begin(), members.end(), mesh.options_.rank);
     MANIPLE_ASSERT(own != members.end());
     rank = static_cast<int>(own - members.begin());
-    if (look_interval.count() > 0) next_look = began + std::chrono::duration_cast<Clock::duration>(look_interval);
+    if (check_interval.count() > 0) next_check = began + std::chrono::duration_cast<Clock::duration>(check_interval);
     mesh.busy_ = true;
   }
 
@@ -156,7 +156,7 @@ struct Exchange::Impl {
       if (aborted) mesh.options_.abort->rethrow();
       const auto now = Clock::now();
       if (now >= deadline.when()) throw Timeout(timeout(now));
-      if (now >= next_look) look_for_silent_hosts(now);
+      if (now >= next_check) check_silent_hosts(now);
       if (moved) {
         idle.reset();
       } else if (!idle) {
@@ -190,7 +190,7 @@ struct Exchange::Impl {
     if (awaits_connection) descriptors.push_back({mesh.options_.connector->arrival_fd(), POLLIN, 0});
     if (!awaits_ring && is_ready_before_sleep(wait)) return;
     // The next check for silent hosts may be due by now.
-    auto limit = std::clamp<Deadline::Duration>(next_look - Clock::now(), {}, deadline.remaining());
+    auto limit = std::clamp<Deadline::Duration>(next_check - Clock::now(), {}, deadline.remaining());
     if (awaits_connection) limit = std::min<Deadline::Duration>(limit, kConnectionPoll);
     if (awaits_ring) limit = std::min<Deadline::Duration>(limit, kMixedPoll);
     if (Interrupt::is_set()) {
@@ -206,7 +206,7 @@ struct Exchange::Impl {
 
   /// The yield stage of a wait: polls the descriptors without sleeping.
   bool is_ready_before_sleep(Waiter::Wait& wait) {
-    for (const auto end = std::min(deadline.when(), next_look); wait.may_yield() && Clock::now() < end;) {
+    for (const auto end = std::min(deadline.when(), next_check); wait.may_yield() && Clock::now() < end;) {
       if (::poll(descriptors.data(), descriptors.size(), 0) != 0) return true;
       wait.read_clock();
     }
@@ -215,12 +215,12 @@ struct Exchange::Impl {
 
   /// The kernel's keep-alive probes detect a silent host, but not while sent bytes are unacknowledged. For such
   /// connections this queries how long ago the host was last heard.
-  void look_for_silent_hosts(Clock::time_point now) {
+  void check_silent_hosts(Clock::time_point now) {
     // If checks are far apart, an acknowledgement may have arrived and more been sent in between.
-    if (now - next_look > look_interval) unanswered.clear();
-    next_look = now + std::chrono::duration_cast<Clock::duration>(look_interval);
+    if (now - next_check > check_interval) unanswered.clear();
+    next_check = now + std::chrono::duration_cast<Clock::duration>(check_interval);
     std::vector<Unanswered> found;
-    const auto look = [&](const auto& transfers) {
+    const auto check = [&](const auto& transfers) {
       for (const auto* each : transfers) {
         descriptors.clear();
         each->add_descriptors(descriptors);
@@ -231,7 +231,7 @@ struct Exchange::Impl {
                                            [&](const Unanswered& one) { return one.fd == entry.fd; });
           found.push_back({entry.fd, before == unanswered.end() ? now : std::max(before->since, now - *heard)});
           const std::chrono::duration<double> silent = now - found.back().since;
-          if (silent < look_interval * (kLooksPerHeartbeat * kSilentHeartbeats)) continue;
+          if (silent < check_interval * (kChecksPerHeartbeat * kSilentHeartbeats)) continue;
           throw each->peer().lost(
               each->progress(),
               SystemError(fmt::format("its host has not answered for {:.1f} s", silent.count()), ETIMEDOUT),
@@ -239,8 +239,8 @@ struct Exchange::Impl {
         }
       }
     };
-    look(receivers);
-    look(senders);
+    check(receivers);
+    check(senders);
     unanswered = std::move(found);
   }
 
@@ -280,8 +280,8 @@ struct Exchange::Impl {
     int fd;
     Clock::time_point since;  // the first check that found it so, or the host's last sign of life after that
   };
-  std::chrono::duration<double> look_interval;  // 0: not checked
-  Clock::time_point next_look = Clock::time_point::max();
+  std::chrono::duration<double> check_interval;  // 0: not checked
+  Clock::time_point next_check = Clock::time_point::max();
   std::vector<Unanswered> unanswered;
 };
 

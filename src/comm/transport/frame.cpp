@@ -117,8 +117,8 @@ FrameHeader decode_frame_header(const std::byte* first) {
     header.signature = {load<std::uint64_t>(first + 32), load<std::uint64_t>(first + 40),
                         load<std::uint64_t>(first + 48), load<std::uint64_t>(first + 56)};
   }
-  if (header.streams < 1 || header.streams > kMostStreams) {
-    throw ProtocolError(fmt::format("frame over {} streams; 1 to {} are possible", header.streams, kMostStreams));
+  if (header.streams < 1 || header.streams > kMaxStreams) {
+    throw ProtocolError(fmt::format("frame over {} streams; 1 to {} are possible", header.streams, kMaxStreams));
   }
   if (header.pieced && header.length == 0) throw ProtocolError("an empty frame in pieces");
   if (!possible(header)) {

@@ -28,11 +28,11 @@ namespace maniple {
 
 inline constexpr std::size_t kFrameHeaderBytes = 32;
 inline constexpr std::size_t kSignatureBytes = 32;
-inline constexpr std::size_t kMostHeaderBytes = kFrameHeaderBytes + kSignatureBytes;
+inline constexpr std::size_t kMaxHeaderBytes = kFrameHeaderBytes + kSignatureBytes;
 inline constexpr std::size_t kPieceHeaderBytes = 16;
 inline constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
 inline constexpr std::size_t kReadAheadBytes = 4096;  ///< how much a receiver reads at once to get a header
-inline constexpr int kMostStreams = 16;
+inline constexpr int kMaxStreams = 16;
 
 enum class FrameKind : std::uint8_t { collective = 1, message = 2, notice = 3 };
 
@@ -59,7 +59,7 @@ struct PieceHeader {
 
 /// Size of a frame's header in bytes, including the signature.
 constexpr std::size_t header_bytes(FrameKind kind) noexcept {
-  return kind == FrameKind::collective ? kMostHeaderBytes : kFrameHeaderBytes;
+  return kind == FrameKind::collective ? kMaxHeaderBytes : kFrameHeaderBytes;
 }
 /// The same, given the first kFrameHeaderBytes of the header.
 inline std::size_t header_bytes(const std::byte* first) noexcept {

@@ -17,7 +17,7 @@ constexpr std::size_t kEarlyHeaderBytes = kReadAheadBytes - kFrameHeaderBytes;
 FrameSender::FrameSender(Peer peer, int streams, Open open)
     : peer_(peer),
       kind_(FrameKind::collective),
-      most_streams_(std::clamp(streams, 1, kMostStreams)),
+      most_streams_(std::clamp(streams, 1, kMaxStreams)),
       open_(std::move(open)) {}
 
 FrameSender::FrameSender(Peer peer, std::unique_ptr<ByteSink> sink)

@@ -66,7 +66,7 @@ class FrameSender {
     std::uint64_t frame = 0;  // number of the stream's current frame
     std::uint64_t piece = 0;  // and of the piece in it
     bool loaded = false;      // the segment below is partly written
-    std::array<std::byte, kMostHeaderBytes + kPieceHeaderBytes> headers;
+    std::array<std::byte, kMaxHeaderBytes + kPieceHeaderBytes> headers;
     std::size_t headers_size = 0;
     std::size_t headers_done = 0;
     const std::byte* payload = nullptr;

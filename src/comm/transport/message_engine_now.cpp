@@ -86,13 +86,13 @@ bool MessageEngine::receive_now(PeerState& peer, const Message& message) {
 // ranks, so they are in transit as soon as the other rank has received the messages ahead of them.
 bool MessageEngine::copy_aside(const Message& message) {
   if (message.op != Op::send) return false;
-  constexpr std::size_t kMostCopied = std::size_t{256} << 10;
+  constexpr std::size_t kMaxCopied = std::size_t{256} << 10;
   PeerState& peer = state(message.peer);
   const auto it = std::find_if(peer.sends.begin(), peer.sends.end(),
                                [&message](const auto& other) { return other.get() == &message; });
   if (it == peer.sends.begin() || it == peer.sends.end()) return false;
   if (!peer.sender) return false;  // not connected yet: the send may still fail
-  const std::size_t most = std::min(kMostCopied, peer.sender->capacity());
+  const std::size_t most = std::min(kMaxCopied, peer.sender->capacity());
   const std::size_t bytes = kFrameHeaderBytes + message.bytes;
   if (bytes > most - std::min(most, peer.copied_bytes)) return false;
 

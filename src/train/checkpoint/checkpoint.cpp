@@ -94,14 +94,14 @@ struct Checkpoint::Impl {
   /// Ends a save, successful or not.
   void report(std::int64_t step, ShardedSave::Outcome outcome) {
     if (outcome.saved) loaded.reset();
-    if (!outcome.trouble.empty()) {
-      outcome.trouble =
+    if (!outcome.error.empty()) {
+      outcome.error =
           format_text("checkpoint of step {} in {} was {}: {}", step, options.folder,
-                      outcome.saved ? "saved, but older ones were not removed" : "not saved", outcome.trouble);
-      log_warning("{}; training goes on, {}", outcome.trouble, what_is_left(options.folder));
+                      outcome.saved ? "saved, but older ones were not removed" : "not saved", outcome.error);
+      log_warning("{}; training goes on, {}", outcome.error, what_is_left(options.folder));
     }
     const std::lock_guard lock(mutex);
-    error = std::move(outcome.trouble);
+    error = std::move(outcome.error);
     pruned = joined(outcome.notes, "\n");
   }
 
@@ -118,7 +118,7 @@ struct Checkpoint::Impl {
       for (std::string& note : prune_checkpoints(options.folder, options.keep_last, step))
         outcome.notes.push_back(std::move(note));
     } catch (const std::exception& failure) {
-      outcome.trouble = failure.what();
+      outcome.error = failure.what();
     }
     report(step, std::move(outcome));
   }
@@ -128,7 +128,7 @@ struct Checkpoint::Impl {
     try {
       outcome = sharded.write(options.folder, step, options.keep_last, loaded);
     } catch (const std::exception& failure) {
-      outcome.trouble = failure.what();
+      outcome.error = failure.what();
     }
     report(step, std::move(outcome));
   }
@@ -195,18 +195,18 @@ struct Checkpoint::Impl {
       verify_checkpoint(options.folder, *load.step);
       return *load.step;
     }
-    std::vector<std::string> troubles;
+    std::vector<std::string> errors;
     for (const std::int64_t step : list_checkpoints(options.folder)) {
       try {
         verify_checkpoint(options.folder, step);
         return step;
       } catch (const Error& failure) {
         log_warning("{}; trying the one before it", failure.what());
-        troubles.emplace_back(failure.what());
+        errors.emplace_back(failure.what());
       }
     }
-    if (!troubles.empty()) {
-      throw ProtocolError(format_text("no checkpoint in {} can be used: {}", options.folder, joined(troubles, "; ")));
+    if (!errors.empty()) {
+      throw ProtocolError(format_text("no checkpoint in {} can be used: {}", options.folder, joined(errors, "; ")));
     }
     return -1;
   }
@@ -225,7 +225,7 @@ struct Checkpoint::Impl {
     failed = ranks.broadcast_object(failed, 0, {.where = public_place()});
     if (!failed.empty()) throw_failed_on<ProtocolError>(ranks, 0, failed);
     std::istringstream steps(ranks.broadcast_object(offered, 0, {.where = public_place()}));
-    std::vector<std::string> troubles;
+    std::vector<std::string> errors;
     int first_failed = -1;
     for (std::int64_t step = 0; steps >> step;) {
       std::string mine;
@@ -239,18 +239,19 @@ struct Checkpoint::Impl {
         mine = failure.what();
       }
       const std::vector<std::string> all = ranks.all_gather_objects(mine, {.where = public_place()});
-      const auto trouble = std::find_if(all.begin(), all.end(), [](const std::string& text) { return !text.empty(); });
-      if (trouble == all.end()) return step;
-      const auto rank = static_cast<int>(trouble - all.begin());
+      const auto first_error =
+          std::find_if(all.begin(), all.end(), [](const std::string& text) { return !text.empty(); });
+      if (first_error == all.end()) return step;
+      const auto rank = static_cast<int>(first_error - all.begin());
       if (first_failed < 0) first_failed = rank;
-      troubles.push_back(format_text("rank {}: {}", rank, *trouble));
-      if (!load.step && ranks.rank() == 0) log_warning("{}; trying the one before it", troubles.back());
+      errors.push_back(format_text("rank {}: {}", rank, *first_error));
+      if (!load.step && ranks.rank() == 0) log_warning("{}; trying the one before it", errors.back());
     }
-    if (troubles.empty()) return -1;
+    if (errors.empty()) return -1;
     throw_failed_on<ProtocolError>(
         ranks, first_failed,
-        load.step ? troubles.front()
-                  : format_text("no checkpoint in {} can be used: {}", options.folder, joined(troubles, "; ")));
+        load.step ? errors.front()
+                  : format_text("no checkpoint in {} can be used: {}", options.folder, joined(errors, "; ")));
   }
 
   void read(std::int64_t step, const LoadOptions& load, int rank) {

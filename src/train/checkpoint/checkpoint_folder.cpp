@@ -23,7 +23,7 @@ using Json = nlohmann::json;
 constexpr std::string_view kFormat = "maniple-checkpoint-1";
 constexpr std::string_view kStep = "step-";
 constexpr std::string_view kAside = "aside-";
-constexpr std::size_t kMostManifestBytes = std::size_t{1} << 20;
+constexpr std::size_t kMaxManifestBytes = std::size_t{1} << 20;
 
 bool exists(const std::string& path) {
   struct stat status{};
@@ -62,7 +62,7 @@ CheckpointManifest parse_manifest(std::string_view text) {
   if (step == json.end() || !step->is_number_unsigned() || step->get<std::uint64_t>() > INT64_MAX) {
     throw ProtocolError("the manifest has no step");
   }
-  if (files == json.end() || !files->is_object() || files->size() > kMostFilesOfCheckpoint)
+  if (files == json.end() || !files->is_object() || files->size() > kMaxFilesOfCheckpoint)
     throw ProtocolError("the manifest has no files");
   CheckpointManifest manifest;
   manifest.step = step->get<std::int64_t>();
@@ -101,7 +101,7 @@ CheckpointManifest read_manifest(const std::string& folder, std::int64_t step) {
   const std::string path = folder + "/" + checkpoint_name(step);
   CheckpointManifest manifest;
   try {
-    manifest = parse_manifest(read_small_file(path + "/" + std::string(kManifest), kMostManifestBytes));
+    manifest = parse_manifest(read_small_file(path + "/" + std::string(kManifest), kMaxManifestBytes));
   } catch (const ProtocolError& error) {
     throw ProtocolError(format_text("{}/{}: {}", path, kManifest, error.what()));
   }
@@ -149,21 +149,21 @@ std::vector<std::string> prune_checkpoints(const std::string& folder, int keep, 
   int kept = 0;
   for (const std::int64_t step : list_checkpoints(folder)) {
     const std::string path = folder + "/" + checkpoint_name(step);
-    std::string trouble;
+    std::string error;
     if (step != saved) {
       try {
         inspect_checkpoint(folder, step);
-      } catch (const SystemError& error) {
-        if (error.code() != ENOENT && error.code() != ENOTDIR) continue;  // it may be readable the next time
-        trouble = error.what();
-      } catch (const Error& error) {
-        trouble = error.what();
+      } catch (const SystemError& failure) {
+        if (failure.code() != ENOENT && failure.code() != ENOTDIR) continue;  // it may be readable the next time
+        error = failure.what();
+      } catch (const Error& failure) {
+        error = failure.what();
       }
     }
-    if (!trouble.empty()) {
+    if (!error.empty()) {
       const std::string aside = name_aside(folder, step);
       if (::rename(path.c_str(), (folder + "/" + aside).c_str()) != 0) throw_system_error("rename " + path);
-      notes.push_back(format_text("{} was set aside as {}: {}", checkpoint_name(step), aside, trouble));
+      notes.push_back(format_text("{} was set aside as {}: {}", checkpoint_name(step), aside, error));
       log_warning("{}: {}", folder, notes.back());
       continue;
     }

@@ -31,7 +31,7 @@ std::string encode(const CheckpointManifest& manifest);
 CheckpointManifest parse_manifest(std::string_view text);
 
 inline constexpr std::string_view kManifest = "manifest.json";
-inline constexpr std::size_t kMostFilesOfCheckpoint = 4096;
+inline constexpr std::size_t kMaxFilesOfCheckpoint = 4096;
 /// Whether a file in a checkpoint may have this name: no slash, no leading dot.
 bool is_plain_name(std::string_view name);
 inline constexpr std::string_view kRemoved = ".removed-";

@@ -16,7 +16,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kIndexFormat = "maniple-sharded-checkpoint-1";
-constexpr std::size_t kMostDimensionsOfView = 64;
+constexpr std::size_t kMaxDimensionsOfView = 64;
 
 ProtocolError wrong_tensor(const std::string& part, const std::string& name, std::string_view what) {
   return ProtocolError(format_text("tensor \"{}\" of part \"{}\": {}", shown_name(name), shown_name(part), what));
@@ -30,7 +30,7 @@ const Json* member(const Json& object, const char* name) {
 
 /// False if `list` is not a list of whole numbers.
 bool read_extents(const Json* list, Extents& extents) {
-  if (list == nullptr || !list->is_array() || list->size() > kMostDimensionsOfView) return false;
+  if (list == nullptr || !list->is_array() || list->size() > kMaxDimensionsOfView) return false;
   for (const Json& extent : *list) {
     if (!extent.is_number_unsigned() || extent.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max())
       return false;
@@ -78,8 +78,7 @@ IndexedTensor read_tensor(const std::string& part, const std::string& name, cons
     if (!places.emplace(piece.file, piece.key).second) throw wrong_tensor(part, name, "two pieces are in one place");
     boxes.push_back(&piece.box);
   }
-  if (const std::string trouble = trouble_of_cover(boxes, tensor.view); !trouble.empty())
-    throw wrong_tensor(part, name, trouble);
+  if (const std::string error = cover_error(boxes, tensor.view); !error.empty()) throw wrong_tensor(part, name, error);
   return tensor;
 }
 
@@ -136,17 +135,17 @@ std::string encode_index(const CheckpointIndex& index) {
 CheckpointIndex parse_index(std::string_view text) {
   // As in a safetensors header, duplicate names and deep nesting are refused while parsing.
   std::vector<std::set<std::string>> open;
-  std::string trouble;
+  std::string error;
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
     constexpr int kDeepest = 8;
-    if (depth > kDeepest) trouble = "the index is nested too deeply";
+    if (depth > kDeepest) error = "the index is nested too deeply";
     if (event == Json::parse_event_t::object_start) open.emplace_back();
     if (event == Json::parse_event_t::object_end && !open.empty()) open.pop_back();
     if (event == Json::parse_event_t::key && !open.empty()) {
       const auto& name = parsed.get_ref<const std::string&>();
-      if (!open.back().insert(name).second) trouble = format_text("\"{}\" stands in the index twice", shown_name(name));
+      if (!open.back().insert(name).second) error = format_text("\"{}\" stands in the index twice", shown_name(name));
     }
-    return trouble.empty();
+    return error.empty();
   };
   Json json;
   try {
@@ -154,12 +153,12 @@ CheckpointIndex parse_index(std::string_view text) {
   } catch (const Json::exception&) {
     throw ProtocolError("the index is not valid JSON");
   }
-  if (!trouble.empty()) throw ProtocolError(trouble);
+  if (!error.empty()) throw ProtocolError(error);
   const Json* format = member(json, "format");
   if (format == nullptr || *format != kIndexFormat) throw ProtocolError("the index is of another format");
   const Json* files = member(json, "files");
   const Json* parts = member(json, "parts");
-  if (files == nullptr || !files->is_array() || files->empty() || files->size() > kMostFilesOfCheckpoint ||
+  if (files == nullptr || !files->is_array() || files->empty() || files->size() > kMaxFilesOfCheckpoint ||
       parts == nullptr || !parts->is_object()) {
     throw ProtocolError("the index has no files and parts");
   }

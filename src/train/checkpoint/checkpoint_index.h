@@ -21,7 +21,7 @@
 namespace maniple {
 
 inline constexpr std::string_view kIndexFile = "index.json";
-inline constexpr std::size_t kMostIndexBytes = std::size_t{1} << 28;
+inline constexpr std::size_t kMaxIndexBytes = std::size_t{1} << 28;
 
 struct IndexedPiece {
   TensorBox box;

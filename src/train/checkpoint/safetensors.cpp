@@ -17,8 +17,8 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kMetadata = "__metadata__";
 constexpr std::uint64_t kAlignment = 8;
-constexpr std::size_t kMostDimensions = 64;
-constexpr std::size_t kMostNameBytes = 4096;
+constexpr std::size_t kMaxDimensions = 64;
+constexpr std::size_t kMaxNameBytes = 4096;
 
 struct ElementType {
   std::string_view name;
@@ -56,7 +56,7 @@ SafetensorsEntry entry_of(const std::string& name, const Json& value) {
   const auto element = safetensors_element_bytes(entry.dtype);
   if (!element) throw wrong(format_text("unknown dtype \"{}\"", shown_name(entry.dtype)));
   const Json& shape = value["shape"];
-  if (!shape.is_array() || shape.size() > kMostDimensions) throw wrong("its shape is not a list of at most 64 extents");
+  if (!shape.is_array() || shape.size() > kMaxDimensions) throw wrong("its shape is not a list of at most 64 extents");
   for (const Json& extent : shape) {
     if (!extent.is_number_unsigned() || extent.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()) {
       throw wrong("an extent of its shape is not a whole number");
@@ -110,13 +110,13 @@ std::optional<std::uint64_t> safetensors_element_bytes(std::string_view dtype) n
 }
 
 std::optional<std::uint64_t> tensor_bytes(const std::vector<std::int64_t>& shape, std::uint64_t element_bytes) {
-  constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  constexpr auto kMax = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
   std::uint64_t product = element_bytes;
   bool empty = false;
   for (const std::int64_t extent : shape) {
     if (extent < 0) return std::nullopt;
     empty |= extent == 0;
-    if (extent != 0 && product > kMost / static_cast<std::uint64_t>(extent)) return std::nullopt;
+    if (extent != 0 && product > kMax / static_cast<std::uint64_t>(extent)) return std::nullopt;
     product *= extent == 0 ? 1 : static_cast<std::uint64_t>(extent);
   }
   return empty ? 0 : product;
@@ -132,7 +132,7 @@ void place_safetensors(SafetensorsHeader& header) {
   std::set<std::string_view> names;
   std::uint64_t at = 0;
   for (SafetensorsEntry& entry : header.entries) {
-    MANIPLE_REQUIRE(!entry.name.empty() && entry.name.size() <= kMostNameBytes && entry.name != kMetadata,
+    MANIPLE_REQUIRE(!entry.name.empty() && entry.name.size() <= kMaxNameBytes && entry.name != kMetadata,
                     "a tensor cannot be saved under the name \"{}\"", shown_name(entry.name));
     MANIPLE_REQUIRE(names.insert(entry.name).second, "two tensors are called \"{}\"", shown_name(entry.name));
     const auto element = safetensors_element_bytes(entry.dtype);
@@ -191,16 +191,16 @@ SafetensorsHeader parse_safetensors(std::string_view text, std::uint64_t data_by
   // Of duplicate names the parser would silently keep the last, and nesting could take unlimited memory: both are
   // refused while parsing.
   std::set<std::string> names;
-  std::string trouble;
+  std::string error;
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
     constexpr int kDeepest = 3;
-    if (depth > kDeepest) trouble = "it is nested too deeply";
+    if (depth > kDeepest) error = "it is nested too deeply";
     if (event == Json::parse_event_t::key && depth == 1) {
       const auto& name = parsed.get_ref<const std::string&>();
-      if (name.size() > kMostNameBytes) trouble = "a name is too long";
-      if (!names.insert(name).second) trouble = format_text("tensor \"{}\" is described twice", shown_name(name));
+      if (name.size() > kMaxNameBytes) error = "a name is too long";
+      if (!names.insert(name).second) error = format_text("tensor \"{}\" is described twice", shown_name(name));
     }
-    return trouble.empty();
+    return error.empty();
   };
   Json header;
   try {
@@ -208,8 +208,8 @@ SafetensorsHeader parse_safetensors(std::string_view text, std::uint64_t data_by
   } catch (const Json::exception&) {
     throw ProtocolError("the header is not valid JSON");
   }
-  if (!trouble.empty()) throw ProtocolError(trouble);
-  if (!header.is_object()) throw ProtocolError("the header is no JSON object");
+  if (!error.empty()) throw ProtocolError(error);
+  if (!header.is_object()) throw ProtocolError("the header is not a JSON object");
   SafetensorsHeader result;
   for (const auto& [name, value] : header.items()) {
     if (name != kMetadata) {

@@ -16,7 +16,7 @@ namespace {
 
 /// Smaller replicas are not cut.
 constexpr std::int64_t kLeastCutBytes = std::int64_t{1} << 20;
-constexpr std::size_t kMostPlanText = std::size_t{1} << 20;
+constexpr std::size_t kMaxPlanText = std::size_t{1} << 20;
 
 void put_extents(ByteWriter& writer, const Extents& extents) {
   writer.put(static_cast<std::uint32_t>(extents.size()));
@@ -73,9 +73,9 @@ std::vector<SharedBox> distinct(const std::vector<std::vector<HeldBox>>& held,
     cover.push_back(&box.first->box);
     result.push_back(std::move(box));
   }
-  if (const std::string trouble = trouble_of_cover(cover, like.box.view); !trouble.empty()) {
+  if (const std::string error = cover_error(cover, like.box.view); !error.empty()) {
     throw InvalidArgument(format_text("tensor \"{}\" of part \"{}\", [{}], as ranks {} hold it: {}", like.name,
-                                      like.part, joined(like.shape), ranks_of(holders), trouble));
+                                      like.part, joined(like.shape), ranks_of(holders), error));
   }
   return result;
 }
@@ -99,7 +99,7 @@ std::vector<HeldBox> decode_held(std::string_view bytes) {
   std::vector<HeldBox> held;
   for (auto left = reader.get<std::uint64_t>(); left > 0; --left) {
     HeldBox each;
-    for (std::string* text : {&each.part, &each.name, &each.dtype}) *text = reader.get_string(kMostPlanText);
+    for (std::string* text : {&each.part, &each.name, &each.dtype}) *text = reader.get_string(kMaxPlanText);
     for (Extents* extents : {&each.shape, &each.box.view, &each.box.offset, &each.box.size})
       *extents = get_extents(reader);
     each.of_lowest_rank = reader.get<std::uint8_t>() != 0;
@@ -111,8 +111,8 @@ std::vector<HeldBox> decode_held(std::string_view bytes) {
 
 SavePlan make_save_plan(const std::vector<std::vector<HeldBox>>& held) {
   const std::size_t ranks = held.size();
-  MANIPLE_REQUIRE(ranks < kMostFilesOfCheckpoint, "a sharded checkpoint of {} ranks: at most {} can write one", ranks,
-                  kMostFilesOfCheckpoint - 1);
+  MANIPLE_REQUIRE(ranks < kMaxFilesOfCheckpoint, "a sharded checkpoint of {} ranks: at most {} can write one", ranks,
+                  kMaxFilesOfCheckpoint - 1);
   SavePlan plan;
   plan.items.resize(ranks);
   std::map<std::pair<std::string_view, std::string_view>, std::vector<SavePlan::Holder>> tensors;

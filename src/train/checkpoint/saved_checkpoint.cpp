@@ -13,7 +13,7 @@ constexpr std::string_view kSafetensorsSuffix = ".safetensors";
 /// Short runs are copied from a window of the file that is read at once: a column shard has thousands of them.
 constexpr std::uint64_t kWindowBytes = std::uint64_t{1} << 20;
 /// A process may have 1024 descriptors; a checkpoint may have more files.
-constexpr std::size_t kMostOpenFiles = 512;
+constexpr std::size_t kMaxOpenFiles = 512;
 
 }  // namespace
 
@@ -55,7 +55,7 @@ SavedCheckpoint::SavedCheckpoint(std::string path, const CheckpointManifest& man
   if (sharded_) {
     const std::string file = format_text("{}/{}", path_, kIndexFile);
     try {
-      index_ = parse_index(read_small_file(file, kMostIndexBytes));
+      index_ = parse_index(read_small_file(file, kMaxIndexBytes));
       for (const std::string& name : index_.files) {
         if (manifest.files.count(name) == 0) throw ProtocolError(format_text("{} is not in the manifest", name));
       }
@@ -92,7 +92,7 @@ std::string SavedCheckpoint::place_of(const std::string& part) const {
 
 SavedCheckpoint::File& SavedCheckpoint::open(std::size_t file) {
   if (files_[file]) return *files_[file];
-  if (open_.size() == kMostOpenFiles) {
+  if (open_.size() == kMaxOpenFiles) {
     files_[open_.front()].reset();
     open_.erase(open_.begin());
   }

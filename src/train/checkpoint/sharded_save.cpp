@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t kPieceAlignment = 64;
 constexpr std::int64_t kSamples = 64;
-constexpr std::size_t kMostReply = std::size_t{1} << 30;
+constexpr std::size_t kMaxReply = std::size_t{1} << 30;
 /// One rank's disk may be slow; a lost rank is detected at once.
 constexpr auto kLongestWrite = std::chrono::hours(2);
 
@@ -71,7 +71,7 @@ void put_texts(ByteWriter& writer, const std::map<std::string, std::map<std::str
 std::string encode_outcome(const ShardedSave::Outcome& outcome) {
   ByteWriter writer;
   writer.put(static_cast<std::uint8_t>(outcome.saved));
-  writer.put_string(outcome.trouble);
+  writer.put_string(outcome.error);
   for (const std::string& note : outcome.notes) writer.put_string(note);
   return writer.take();
 }
@@ -80,8 +80,8 @@ ShardedSave::Outcome decode_outcome(std::string_view bytes) {
   ByteReader reader(bytes);
   ShardedSave::Outcome outcome;
   outcome.saved = reader.get<std::uint8_t>() != 0;
-  outcome.trouble = reader.get_string(kMostReply);
-  while (reader.left() > 0) outcome.notes.emplace_back(reader.get_string(kMostReply));
+  outcome.error = reader.get_string(kMaxReply);
+  while (reader.left() > 0) outcome.notes.emplace_back(reader.get_string(kMaxReply));
   return outcome;
 }
 
@@ -139,11 +139,11 @@ void ShardedSave::prepare(const std::shared_ptr<ProcessGroup>& ranks, const std:
   for (auto& [part, state] : states)
     (state.kind == PartState::Texts::united ? united_texts_ : own_texts_)[part] = std::move(state.texts);
   // From here on other ranks rely on this rank: a failure is reported to them by write().
-  trouble_.clear();
+  error_.clear();
   try {
     copy(held, tensors);
   } catch (const std::exception& error) {
-    trouble_ = error.what();
+    error_ = error.what();
   }
 }
 
@@ -231,7 +231,7 @@ void ShardedSave::copy(const std::vector<HeldBox>& held, const std::vector<torch
 std::string ShardedSave::write_file(const std::string& path) const {
   ByteWriter reply;
   try {
-    if (!trouble_.empty()) throw ProtocolError(trouble_);
+    if (!error_.empty()) throw ProtocolError(error_);
     SafetensorsHeader header;
     for (const Piece& piece : pieces_) header.entries.push_back(piece.entry);
     DurableFile file(path);
@@ -259,10 +259,10 @@ CheckpointIndex ShardedSave::index_with_texts(const std::vector<std::string>& re
     ByteReader reader(replies[r]);
     reader.get<std::uint8_t>();
     reader.get<std::uint64_t>();
-    reader.get_string(kMostReply);
+    reader.get_string(kMaxReply);
     while (reader.left() > 0) {
-      const std::string part(reader.get_string(kMostReply)), key(reader.get_string(kMostReply));
-      const std::string text(reader.get_string(kMostReply));
+      const std::string part(reader.get_string(kMaxReply)), key(reader.get_string(kMaxReply));
+      const std::string text(reader.get_string(kMaxReply));
       const std::string& kept = index.parts[part].texts.emplace(key, text).first->second;
       MANIPLE_REQUIRE(kept == text, "\"{}\" of part \"{}\" is \"{}\" on rank {}, and \"{}\" on one before it", key,
                       part, text, r, kept);
@@ -282,7 +282,7 @@ ShardedSave::Outcome ShardedSave::write(const std::string& folder, std::int64_t 
       pending.emplace(folder, step);
       path = pending->path_of("");
     } catch (const std::exception& error) {
-      outcome.trouble = error.what();
+      outcome.error = error.what();
     }
   }
   if (ranks != nullptr) path = ranks->broadcast_object(path, 0, {.where = public_place()});
@@ -296,17 +296,17 @@ ShardedSave::Outcome ShardedSave::write(const std::string& folder, std::int64_t 
         for (std::size_t r = 0; r < replies.size(); ++r) {
           ByteReader reader(replies[r]);
           if (reader.get<std::uint8_t>() == 0) {
-            const std::string text(reader.get_string(kMostReply));
-            outcome.trouble += format_text("{}rank {}: {}", outcome.trouble.empty() ? "" : "; ", r, text);
+            const std::string text(reader.get_string(kMaxReply));
+            outcome.error += format_text("{}rank {}: {}", outcome.error.empty() ? "" : "; ", r, text);
             continue;
           }
           const auto bytes = reader.get<std::uint64_t>();
-          pending->add(plan_.index.files[r], {bytes, std::string(reader.get_string(kMostReply))});
+          pending->add(plan_.index.files[r], {bytes, std::string(reader.get_string(kMaxReply))});
         }
-        if (outcome.trouble.empty()) {
+        if (outcome.error.empty()) {
           const std::string index = encode_index(index_with_texts(replies));
-          MANIPLE_REQUIRE(index.size() <= kMostIndexBytes, "the index has {} bytes; at most {} can be read",
-                          index.size(), kMostIndexBytes);
+          MANIPLE_REQUIRE(index.size() <= kMaxIndexBytes, "the index has {} bytes; at most {} can be read",
+                          index.size(), kMaxIndexBytes);
           DurableFile file(pending->path_of(std::string(kIndexFile)));
           file.write(index);
           pending->add(std::string(kIndexFile), file.finish());
@@ -315,7 +315,7 @@ ShardedSave::Outcome ShardedSave::write(const std::string& folder, std::int64_t 
           for (std::string& note : prune_checkpoints(folder, keep_last, step)) outcome.notes.push_back(std::move(note));
         }
       } catch (const std::exception& error) {
-        outcome.trouble = error.what();
+        outcome.error = error.what();
       }
       pending.reset();  // removes a failed checkpoint before other ranks learn the outcome
     }

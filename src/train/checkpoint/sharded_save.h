@@ -33,7 +33,7 @@ class ShardedSave {
 
   struct Outcome {
     bool saved = false;
-    std::string trouble;             ///< error text; empty if none
+    std::string error;               ///< error text; empty if none
     std::vector<std::string> notes;  ///< what was done with other checkpoints
   };
   /// Throws if ranks are lost.
@@ -59,7 +59,7 @@ class ShardedSave {
   torch::Tensor memory_;
   std::vector<Piece> pieces_;
   std::map<std::string, std::map<std::string, std::string>> own_texts_, united_texts_;
-  std::string trouble_;  // error text of copying
+  std::string error_;  // error text of copying
 };
 
 }  // namespace maniple

@@ -34,7 +34,7 @@ bool overlap(const TensorBox& a, const TensorBox& b) {
   return a.count() > 0 && b.count() > 0;
 }
 
-std::string trouble_of_cover(const std::vector<const TensorBox*>& boxes, const Extents& view) {
+std::string cover_error(const std::vector<const TensorBox*>& boxes, const Extents& view) {
   std::vector<const TensorBox*> sorted;
   const std::int64_t all = elements_of(view);
   std::int64_t held = 0;

@@ -40,7 +40,7 @@ bool lies_inside(const TensorBox& box);
 bool overlap(const TensorBox& a, const TensorBox& b);
 
 /// Checks that boxes of one view cover it without overlap. Returns the error text, or an empty string.
-std::string trouble_of_cover(const std::vector<const TensorBox*>& boxes, const Extents& view);
+std::string cover_error(const std::vector<const TensorBox*>& boxes, const Extents& view);
 
 /// Cuts the box into at most `parts` consecutive parts of nearly equal size.
 std::vector<TensorBox> cut_box(const TensorBox& box, std::int64_t parts);

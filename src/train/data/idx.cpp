@@ -106,7 +106,7 @@ std::size_t GzipReader::read(std::uint8_t* to, std::size_t size) {
   return done;
 }
 
-constexpr std::size_t kMostDimensions = 8;
+constexpr std::size_t kMaxDimensions = 8;
 
 const char* type_name(unsigned type) {
   switch (type) {
@@ -139,8 +139,8 @@ Header parse_header(std::string_view bytes, const std::string& name) {
   MANIPLE_REQUIRE(type == 0x08, "{}: offset 2: elements of type {:#04x} ({}); expected 0x08 (unsigned byte)", name,
                   type, type_name(type));
   const std::size_t dimensions = byte_at(bytes, 3);
-  MANIPLE_REQUIRE(dimensions >= 1 && dimensions <= kMostDimensions, "{}: offset 3: {} dimensions; expected 1 to {}",
-                  name, dimensions, kMostDimensions);
+  MANIPLE_REQUIRE(dimensions >= 1 && dimensions <= kMaxDimensions, "{}: offset 3: {} dimensions; expected 1 to {}",
+                  name, dimensions, kMaxDimensions);
   Header header;
   header.bytes = 4 + 4 * dimensions;
   MANIPLE_REQUIRE(bytes.size() >= header.bytes, "{}: ends at offset {}, inside its header of {} bytes", name,
@@ -178,7 +178,7 @@ IdxArray parse_idx(std::string_view file, const std::string& name) {
 
   // Inside gzip: first reads the max size of a header, which gives the size of the data.
   GzipReader gzip(file, name);
-  std::string start(4 + 4 * kMostDimensions, '\0');
+  std::string start(4 + 4 * kMaxDimensions, '\0');
   const std::string inner = name + " (uncompressed)";
   start.resize(gzip.read(reinterpret_cast<std::uint8_t*>(start.data()), start.size()));
   Header header = parse_header(start, inner);

@@ -134,9 +134,9 @@ void TarReader::read_pax(std::size_t size) {
 
 /// After the first block of zeros: reads the few bytes that usually follow, so that gzip's checksum is verified.
 void TarReader::end_of_tar() {
-  constexpr std::size_t kMostPadding = std::size_t{1} << 20;
+  constexpr std::size_t kMaxPadding = std::size_t{1} << 20;
   ended_ = true;
-  bytes_->skip(kMostPadding);
+  bytes_->skip(kMaxPadding);
 }
 
 bool TarReader::next() {

@@ -206,12 +206,12 @@ void exchange_used(ProcessGroup& group, std::span<Parameter> parameters, const s
 }
 
 std::string names_of(const std::vector<const Parameter*>& parameters) {
-  constexpr std::size_t kMost = 10;
+  constexpr std::size_t kMax = 10;
   std::string text;
-  for (std::size_t i = 0; i < std::min(kMost, parameters.size()); ++i) {
+  for (std::size_t i = 0; i < std::min(kMax, parameters.size()); ++i) {
     text += format_text("{}{}", i == 0 ? "" : ", ", parameters[i]->name);
   }
-  if (parameters.size() > kMost) text += format_text(" and {} more", parameters.size() - kMost);
+  if (parameters.size() > kMax) text += format_text(" and {} more", parameters.size() - kMax);
   return text;
 }
 

@@ -89,7 +89,7 @@ void Reducer::attach_hooks() {
     const auto before = [self = weak_from_this(), i] {
       const auto reducer = self.lock();
       if (!reducer) return;
-      if (const std::string trouble = reducer->parameters_[i].conversion(); !trouble.empty()) reducer->fail(trouble);
+      if (const std::string error = reducer->parameters_[i].conversion(); !error.empty()) reducer->fail(error);
     };
     const auto after = [self = weak_from_this(), i] {
       if (const auto reducer = self.lock()) reducer->explained([&] { reducer->gradient_ready(i); });
@@ -99,16 +99,16 @@ void Reducer::attach_hooks() {
 }
 
 std::string Reducer::added_parameter() const {
-  std::string trouble;
+  std::string error;
   source_.parameters([&](const std::string& name, const torch::Tensor& tensor) {
     if (!tensor.defined() || !tensor.requires_grad() || known_.count(tensor.unsafeGetTensorImpl()) != 0) return;
-    if (!trouble.empty()) return;
-    trouble = format_text(
+    if (!error.empty()) return;
+    error = format_text(
         "parameter {} requires a gradient and was not there, or required none, when the module was wrapped: its "
         "gradients would not be averaged; change the module first and wrap it then",
         name);
   });
-  return trouble;
+  return error;
 }
 
 void Reducer::require_unchanged() {
@@ -117,12 +117,12 @@ void Reducer::require_unchanged() {
     if (!parameter.hook->is_attached() && parameter.tensor.requires_grad() &&
         parameter.tensor.scalar_type() == parameter.dtype && parameter.tensor.device() == parameter.device)
       attach_hooks();
-    if (const std::string trouble = parameter.conversion(); !trouble.empty()) {
-      throw InvalidArgument(ddp_prefix(*group_) + trouble);
+    if (const std::string error = parameter.conversion(); !error.empty()) {
+      throw InvalidArgument(ddp_prefix(*group_) + error);
     }
   }
-  if (const std::string trouble = added_parameter(); !trouble.empty()) {
-    throw InvalidArgument(ddp_prefix(*group_) + trouble);
+  if (const std::string error = added_parameter(); !error.empty()) {
+    throw InvalidArgument(ddp_prefix(*group_) + error);
   }
 }
 
@@ -220,7 +220,7 @@ void Reducer::gradient_ready(std::size_t index) {
                     parameter.name, group_->rank()));
   parameter.gradient = Parameter::Gradient::ready;
   if (parameter.delayed) {
-    if (const std::string trouble = delayed_->ready(parameter, group_->rank()); !trouble.empty()) fail(trouble);
+    if (const std::string error = delayed_->ready(parameter, group_->rank()); !error.empty()) fail(error);
     return;
   }
   if (buckets_.empty()) {
@@ -251,7 +251,7 @@ void Reducer::begin() {
   backward_ = Backward::computing;
   reset();
   delayed_->begin_backward();
-  if (const std::string trouble = added_parameter(); !trouble.empty()) fail(trouble);
+  if (const std::string error = added_parameter(); !error.empty()) fail(error);
   if (!active_.started()) return;
   active_.exchange(true);
   begin_to_average();

@@ -155,8 +155,8 @@ ComputeDevice cpu_slot(const CpuSlotOptions& options) {
 std::vector<ComputeDevice> my_devices() {
   // Kept until the process ends: at exit, threads of the slots must not be joined while static objects are destroyed.
   static const auto* const devices = [] {
-    constexpr std::int64_t kMost = 1024;
-    const int given = static_cast<int>(environment_integer("MANIPLE_DEVICES_PER_PROCESS", 0, kMost).value_or(0));
+    constexpr std::int64_t kMax = 1024;
+    const int given = static_cast<int>(environment_integer("MANIPLE_DEVICES_PER_PROCESS", 0, kMax).value_or(0));
     auto* const list = new std::vector<ComputeDevice>();
     if (torch::cuda::is_available()) {
       const auto count = static_cast<int>(torch::cuda::device_count());

@@ -10,7 +10,7 @@
 namespace maniple {
 namespace {
 
-constexpr std::size_t kMostRenamedBytes = 4096;
+constexpr std::size_t kMaxRenamedBytes = 4096;
 
 /// Replaces \d by its POSIX form, inside and outside brackets.
 std::string without_digit_class(const std::string& pattern) {
@@ -73,8 +73,8 @@ struct NameRules::Rule {
         if (at < name.size()) result += name[at];
         ++at;
       }
-      MANIPLE_REQUIRE(result.size() <= kMostRenamedBytes, "renaming makes a name of more than {} bytes of \"{}\"",
-                      kMostRenamedBytes, name);
+      MANIPLE_REQUIRE(result.size() <= kMaxRenamedBytes, "renaming makes a name of more than {} bytes of \"{}\"",
+                      kMaxRenamedBytes, name);
     }
     if (at < name.size()) result.append(name, at, std::string::npos);
     return result;

@@ -14,11 +14,11 @@
 namespace maniple {
 namespace {
 
-constexpr std::size_t kMostTensors = 200'000;
-constexpr std::size_t kMostKeyBytes = 256;
-constexpr std::size_t kMostArguments = 16;
-constexpr std::size_t kMostDimensions = 64;
-constexpr std::size_t kMostNameBytes = 4096;
+constexpr std::size_t kMaxTensors = 200'000;
+constexpr std::size_t kMaxStorageKeyBytes = 256;
+constexpr std::size_t kMaxArguments = 16;
+constexpr std::size_t kMaxDimensions = 64;
+constexpr std::size_t kMaxNameBytes = 4096;
 
 /// What the pickle may call. call() implements each of these itself.
 enum class Function : std::uint8_t {
@@ -109,14 +109,14 @@ void PickleMachine::call() {
   const PickleRef arguments = pop(), callee = pop();
   if (values_[arguments].kind != PickleKind::tuple) fail("arguments are not a tuple");
   if (values_[callee].kind != PickleKind::function) fail(format_text("{} is called", described(values_[callee].kind)));
-  if (values_[arguments].items.size() > kMostArguments) fail("a call has too many arguments");
+  if (values_[arguments].items.size() > kMaxArguments) fail("a call has too many arguments");
   const std::vector<PickleRef> list = values_[arguments].items;
   switch (static_cast<Function>(values_[callee].number)) {
     case Function::ordered_dict: {
       std::vector<PickleRef> items;
       if (!list.empty()) {  // pairs; many dictionaries may be made from one list, so the sum is bounded
         const std::vector<PickleRef>& pairs = values_[list.front()].items;
-        if (pairs.size() > kMostPickledValues - paired_) fail("its dictionaries have too many entries");
+        if (pairs.size() > kMaxPickledValues - paired_) fail("its dictionaries have too many entries");
         paired_ += pairs.size();
         for (const PickleRef pair : pairs) {
           if (values_[pair].items.size() != 2) fail("a pair of a dictionary has not two values");
@@ -142,10 +142,10 @@ void PickleMachine::make_storage() {
       values_[id.items[0]].text != "storage" || !is(1, PickleKind::storage_type) || !is(2, PickleKind::text) ||
       !is(4, PickleKind::integer))
     fail("a storage is not described as torch.save describes it");
-  if (storages_.size() >= kMostTensors) fail(format_text("it has more than {} storages", kMostTensors));
+  if (storages_.size() >= kMaxTensors) fail(format_text("it has more than {} storages", kMaxTensors));
   const std::string_view key = values_[id.items[2]].text;
   const std::int64_t elements = values_[id.items[4]].number;
-  if (key.size() > kMostKeyBytes) fail("the name of a storage is too long");
+  if (key.size() > kMaxStorageKeyBytes) fail("the name of a storage is too long");
   if (elements < 0) fail("a storage has less than no elements");
   const std::string_view dtype = kStorageTypes[static_cast<std::size_t>(values_[id.items[1]].number)].dtype;
   storages_.push_back({std::string(key), static_cast<std::uint64_t>(elements), element_bytes_of(dtype)});
@@ -157,7 +157,7 @@ std::vector<std::int64_t> PickleMachine::extents(PickleRef ref, std::string_view
   const PickleValue& value = values_[ref];
   if (value.kind != PickleKind::tuple && value.kind != PickleKind::list)
     fail(format_text("the {} of a tensor is not a tuple", what));
-  if (value.items.size() > kMostDimensions) fail(format_text("a tensor has more than {} dimensions", kMostDimensions));
+  if (value.items.size() > kMaxDimensions) fail(format_text("a tensor has more than {} dimensions", kMaxDimensions));
   std::vector<std::int64_t> numbers;
   for (const PickleRef item : value.items) {
     if (values_[item].kind != PickleKind::integer || values_[item].number < 0)
@@ -168,7 +168,7 @@ std::vector<std::int64_t> PickleMachine::extents(PickleRef ref, std::string_view
 }
 
 void PickleMachine::make_tensor(const std::vector<PickleRef>& arguments, bool typed) {
-  if (tensors_.size() >= kMostTensors) fail(format_text("it makes more than {} tensors", kMostTensors));
+  if (tensors_.size() >= kMaxTensors) fail(format_text("it makes more than {} tensors", kMaxTensors));
   if (arguments.size() < (typed ? 7u : 4u)) fail("an argument of a tensor is missing");
   if (values_[arguments[0]].kind != PickleKind::storage) fail("a tensor has no storage");
   const auto which = static_cast<std::size_t>(values_[arguments[0]].number);
@@ -234,7 +234,7 @@ PickledStateDict read_state_dict(std::string_view pickle, std::string_view key) 
   PickleRef chosen = machine.run();
   const auto keys_of = [&](const PickleValue& dict) {
     std::vector<std::string> keys;
-    for (std::size_t i = 0; i < std::min(dict.items.size(), 2 * kMostTensors); i += 2)
+    for (std::size_t i = 0; i < std::min(dict.items.size(), 2 * kMaxTensors); i += 2)
       keys.push_back("\"" + shown_name(key_text(machine[dict.items[i]])) + "\"");
     return keys;
   };
@@ -259,7 +259,7 @@ PickledStateDict read_state_dict(std::string_view pickle, std::string_view key) 
   std::set<std::string_view> names;
   std::vector<std::string> inside;
   std::set<PickleRef> looked_at;  // a dictionary may occur many times
-  if (dict.items.size() > 2 * kMostTensors) throw ProtocolError("its dictionary has too many entries");
+  if (dict.items.size() > 2 * kMaxTensors) throw ProtocolError("its dictionary has too many entries");
   for (std::size_t i = 0; i + 1 < dict.items.size(); i += 2) {
     const PickleValue &name = machine[dict.items[i]], &value = machine[dict.items[i + 1]];
     if (value.kind == PickleKind::dict && looked_at.insert(dict.items[i + 1]).second && holds_tensors(machine, value))
@@ -268,7 +268,7 @@ PickledStateDict read_state_dict(std::string_view pickle, std::string_view key) 
       result.ignored.push_back(format_text("{} ({})", shown_name(key_text(name)), described(value.kind)));
       continue;
     }
-    if (name.text.size() > kMostNameBytes) throw ProtocolError("the name of a tensor is too long");
+    if (name.text.size() > kMaxNameBytes) throw ProtocolError("the name of a tensor is too long");
     if (!names.insert(name.text).second)
       throw ProtocolError(format_text("two tensors are called \"{}\"", shown_name(name.text)));
     result.tensors.emplace_back(std::string(name.text), machine.tensor(value));

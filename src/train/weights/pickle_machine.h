@@ -45,7 +45,7 @@ struct PickleValue {
   std::vector<PickleRef> items;  // for dictionaries: key, value, key, value, ...
 };
 
-inline constexpr std::size_t kMostPickledValues = 4'000'000;  // 56 bytes each; a tensor takes about 15 values
+inline constexpr std::size_t kMaxPickledValues = 4'000'000;  // 56 bytes each; a tensor takes about 15 values
 
 class PickleMachine {
  public:
@@ -85,7 +85,7 @@ class PickleMachine {
 
   void push(PickleRef ref) { stack_.push_back(ref); }
   PickleValue& make(PickleKind kind, std::int64_t number = 0, std::string_view text = {}) {
-    if (values_.size() >= kMostPickledValues) fail(format_text("it makes more than {} values", kMostPickledValues));
+    if (values_.size() >= kMaxPickledValues) fail(format_text("it makes more than {} values", kMaxPickledValues));
     values_.push_back({kind, number, text, {}});
     push(static_cast<PickleRef>(values_.size() - 1));
     return values_.back();
@@ -131,7 +131,7 @@ class PickleMachine {
     add_to(kind, items);
   }
   void remember(std::uint64_t place) {
-    if (memo_.size() >= kMostPickledValues) fail("it remembers too many values");
+    if (memo_.size() >= kMaxPickledValues) fail("it remembers too many values");
     memo_[place] = top();
   }
   void recall(std::uint64_t place) {

@@ -8,7 +8,7 @@
 namespace maniple {
 namespace {
 
-constexpr std::uint64_t kMostPickleBytes = std::uint64_t{32} << 20;
+constexpr std::uint64_t kMaxPickleBytes = std::uint64_t{32} << 20;
 constexpr std::string_view kPickle = "data.pkl";
 
 std::string entry_text(const std::string& name, const ZipEntry& entry, const ReadAt& read, std::uint64_t most) {
@@ -44,7 +44,7 @@ StoredTensors read_torch_file(std::uint64_t file_bytes, const ReadAt& read, std:
     MANIPLE_REQUIRE(text == "little", "its byte order is \"{}\"; only little-endian files can be read",
                     shown_name(text));
   }
-  const std::string text = entry_text(folder + std::string(kPickle), *pickle, read, kMostPickleBytes);
+  const std::string text = entry_text(folder + std::string(kPickle), *pickle, read, kMaxPickleBytes);
   PickledStateDict state = read_state_dict(text, key);
   StoredTensors result;
   result.ignored = std::move(state.ignored);

@@ -16,8 +16,8 @@
 namespace maniple {
 namespace {
 
-constexpr std::size_t kMostIndexBytes = 100'000'000;
-constexpr std::size_t kMostShards = 100'000;
+constexpr std::size_t kMaxIndexBytes = 100'000'000;
+constexpr std::size_t kMaxShards = 100'000;
 constexpr std::string_view kIndexEnding = ".index.json";
 
 StoredTensors read_safetensors(const RegularFile& file, std::string_view first) {
@@ -91,7 +91,7 @@ std::string resolved(const std::string& path) {
 WeightsFiles open_shards(const std::string& path, const std::string& key) {
   WeightsFiles all;
   all.path = path;
-  const WeightsIndex index = naming(path, [&] { return parse_weights_index(read_small_file(path, kMostIndexBytes)); });
+  const WeightsIndex index = naming(path, [&] { return parse_weights_index(read_small_file(path, kMaxIndexBytes)); });
   std::set<std::string> shards;
   for (const auto& [name, file] : index.files) shards.insert(file);
   std::set<std::string> found;
@@ -159,17 +159,17 @@ WeightsIndex parse_weights_index(std::string_view text) {
   // As in parse_safetensors, duplicate names and nesting are refused while parsing.
   using Json = nlohmann::json;
   std::set<std::string> names;
-  std::string trouble;
+  std::string error;
   bool in_map = false;
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
     constexpr int kDeepest = 16;
-    if (depth > kDeepest) trouble = "the index is nested too deeply";
+    if (depth > kDeepest) error = "the index is nested too deeply";
     if (event == Json::parse_event_t::key && depth == 1) in_map = parsed == "weight_map";
     if (event == Json::parse_event_t::key && depth == 2 && in_map) {
       const auto& name = parsed.get_ref<const std::string&>();
-      if (!names.insert(name).second) trouble = format_text("the index names tensor \"{}\" twice", shown_name(name));
+      if (!names.insert(name).second) error = format_text("the index names tensor \"{}\" twice", shown_name(name));
     }
-    return trouble.empty();
+    return error.empty();
   };
   Json parsed;
   try {
@@ -177,7 +177,7 @@ WeightsIndex parse_weights_index(std::string_view text) {
   } catch (const Json::exception&) {
     throw ProtocolError("the index is not valid JSON");
   }
-  if (!trouble.empty()) throw ProtocolError(trouble);
+  if (!error.empty()) throw ProtocolError(error);
   const auto map = parsed.is_object() ? parsed.find("weight_map") : parsed.end();
   if (!parsed.is_object() || map == parsed.end() || !map->is_object())
     throw ProtocolError("the index has no weight_map; expected {\"weight_map\": {\"NAME\": \"FILE\", ...}}");
@@ -193,8 +193,8 @@ WeightsIndex parse_weights_index(std::string_view text) {
     files.insert(file);
     index.files[name] = file;
   }
-  if (files.size() > kMostShards)
-    throw ProtocolError(format_text("the index names {} files; at most {} are allowed", files.size(), kMostShards));
+  if (files.size() > kMaxShards)
+    throw ProtocolError(format_text("the index names {} files; at most {} are allowed", files.size(), kMaxShards));
   return index;
 }
 

@@ -16,8 +16,8 @@ constexpr std::string_view kEndSignature = "PK\5\6";
 constexpr std::string_view kEnd64Signature = "PK\6\6";
 constexpr std::string_view kLocator64Signature = "PK\6\7";
 constexpr std::size_t kLocalBytes = 30, kCentralBytes = 46, kEndBytes = 22, kEnd64Bytes = 56, kLocator64Bytes = 20;
-constexpr std::size_t kMostCommentBytes = 0xffff;
-constexpr std::uint64_t kMostDirectoryBytes = std::uint64_t{64} << 20;
+constexpr std::size_t kMaxCommentBytes = 0xffff;
+constexpr std::uint64_t kMaxDirectoryBytes = std::uint64_t{64} << 20;
 constexpr std::uint64_t kEncrypted = 0x10000;  // outside the range of compression methods
 constexpr std::uint64_t kIn64 = 0xffffffff;    // marks a field whose value is in the zip64 extra field
 
@@ -42,7 +42,7 @@ struct Directory {
 
 Directory find_directory(std::uint64_t file_bytes, const ReadAt& read) {
   const auto tail_bytes =
-      static_cast<std::size_t>(std::min<std::uint64_t>(file_bytes, kEndBytes + kMostCommentBytes + kLocator64Bytes));
+      static_cast<std::size_t>(std::min<std::uint64_t>(file_bytes, kEndBytes + kMaxCommentBytes + kLocator64Bytes));
   const std::string tail = read_bytes(read, file_bytes - tail_bytes, tail_bytes);
   std::optional<std::size_t> end;
   for (std::size_t at = tail.size() < kEndBytes ? 0 : tail.size() - kEndBytes + 1; at-- > 0 && !end;) {
@@ -72,9 +72,9 @@ Directory find_directory(std::uint64_t file_bytes, const ReadAt& read) {
   if (found.begin > limit || found.bytes > limit - found.begin)
     throw ProtocolError(
         format_text("the zip archive's directory lies outside of its {} bytes: truncated?", file_bytes));
-  if (found.bytes > kMostDirectoryBytes)
+  if (found.bytes > kMaxDirectoryBytes)
     throw ProtocolError(format_text("the zip archive's directory has {} bytes; at most {} are allowed", found.bytes,
-                                    kMostDirectoryBytes));
+                                    kMaxDirectoryBytes));
   return found;
 }
 

@@ -117,11 +117,11 @@ TEST(Signature, NonsenseFromTheWireIsShownAsNumbers) {
   nonsense.what = 77u | 99u << 8 | 200u << 16;
   nonsense.count = 5;
   EXPECT_EQ(nonsense.describe(), "op 77 #1 dtype 99[5] reduce op 200 root 0");
-  constexpr auto kMost = std::numeric_limits<std::uint64_t>::max();
-  EXPECT_EQ((Signature{kMost, kMost, kMost, kMost}.describe()),
+  constexpr auto kMax = std::numeric_limits<std::uint64_t>::max();
+  EXPECT_EQ((Signature{kMax, kMax, kMax, kMax}.describe()),
             "op 255 #18446744073709551615 dtype 255[18446744073709551615] reduce op 255 root -1");
   for (std::uint64_t what = 0; what < 0x1000000; what += 251) {
-    EXPECT_FALSE((Signature{0, what, 0, kMost}.describe().empty()));
+    EXPECT_FALSE((Signature{0, what, 0, kMax}.describe().empty()));
   }
 }
 

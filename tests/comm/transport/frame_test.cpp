@@ -59,7 +59,7 @@ TEST(FrameHeader, EveryFlippedBitIsNoticed) {
     for (std::size_t bit = 0; bit < header_bytes(header.kind) * 8; ++bit) {
       auto bytes = encoded(header);
       bytes[bit / 8] ^= std::byte{1} << (bit % 8);
-      bytes.resize(kMostHeaderBytes);  // a message whose kind has changed seems to be longer
+      bytes.resize(kMaxHeaderBytes);  // a message whose kind has changed seems to be longer
       EXPECT_THROW(decoded(bytes), ProtocolError) << "bit " << bit;
     }
   }

@@ -109,7 +109,7 @@ FrameHeader header_sent(const TcpChannelOptions& options) {
   sender.post(transfer, Deadline::never());
   sender.advance();
   EXPECT_TRUE(transfer.done);
-  std::array<std::byte, kMostHeaderBytes> header{};
+  std::array<std::byte, kMaxHeaderBytes> header{};
   EXPECT_EQ(::read(reader.get(), header.data(), header.size()), static_cast<ssize_t>(header.size()));
   return decode_frame_header(header.data());
 }

@@ -53,7 +53,7 @@ TEST(TensorBox, HolesOverlapsAndWhatLiesOutsideAreFound) {
   const auto trouble = [](const std::vector<TensorBox>& boxes) {
     std::vector<const TensorBox*> all;
     for (const TensorBox& box : boxes) all.push_back(&box);
-    return trouble_of_cover(all, {4, 6});
+    return cover_error(all, {4, 6});
   };
   const auto box = [](std::int64_t row, std::int64_t column, std::int64_t rows, std::int64_t columns) {
     return TensorBox{{4, 6}, {row, column}, {rows, columns}};

@@ -215,10 +215,10 @@ class Direct {
   // cache.
   bool read(int rank, std::byte* to, std::uint64_t from, std::size_t bytes) {
     if (!copy_result_.is_very_large()) return call_.arena.read_peer(rank, to, from, bytes);
-    constexpr std::size_t kMost = 128 * 1024;
-    cached_.resize(kMost);
-    for (std::size_t at = 0; at < bytes; at += kMost) {
-      const std::size_t now = std::min(kMost, bytes - at);
+    constexpr std::size_t kMax = 128 * 1024;
+    cached_.resize(kMax);
+    for (std::size_t at = 0; at < bytes; at += kMax) {
+      const std::size_t now = std::min(kMax, bytes - at);
       if (!call_.arena.read_peer(rank, cached_.data(), from + at, now)) return false;
       copy_result_(to + at, cached_.data(), now);
     }

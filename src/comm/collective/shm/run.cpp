@@ -108,7 +108,7 @@ bool worth_direct(const Operation& op) noexcept { return op.op == Op::all_reduce
 // Fetches the next contribution's cache lines back from ranks that read them some epochs ago and have finished. Assumes
 // that it is as long as this one.
 void prefetch(Arena& arena, std::uint32_t next, std::size_t payload) noexcept {
-  constexpr std::size_t kMost = 2048;  // more requests than the core can have in flight only delay it
+  constexpr std::size_t kMax = 2048;  // more requests than the core can have in flight only delay it
   constexpr std::size_t kLine = 64;
   const auto* first = reinterpret_cast<const std::byte*>(&arena.contribution(arena.rank(), next));
   fetch_to_write(first);
@@ -116,7 +116,7 @@ void prefetch(Arena& arena, std::uint32_t next, std::size_t payload) noexcept {
   fetch_to_write(first + kLine);
   if (payload <= Contribution::kSmallPayload) return;
   const std::byte* large = arena.payload(arena.rank(), next, payload);
-  for (std::size_t at = 0; at < std::min(payload, kMost); at += kLine) fetch_to_write(large + at);
+  for (std::size_t at = 0; at < std::min(payload, kMax); at += kLine) fetch_to_write(large + at);
 }
 
 // A rank that published this epoch before this rank waited for it is ahead, so its next contribution is probably there,
@@ -357,7 +357,7 @@ void run_in_arena(ArenaCall& call, const Operation& op) {
     if (call.compare) compare_calls(call, op, epoch, awaited);
   }
 
-  const std::uint64_t all_came = choice != nullptr && arena_has_choice(call, op, epoch) ? ticks() : 0;
+  const std::uint64_t arrived_at = choice != nullptr && arena_has_choice(call, op, epoch) ? ticks() : 0;
   int with_payload = fits ? call.size() : 0;  // number of ranks whose contributions hold their bytes
   if (fits && worth_direct(op)) {
     with_payload = 0;
@@ -373,8 +373,8 @@ void run_in_arena(ArenaCall& call, const Operation& op) {
     }
     call.context.forget_ticks();  // the timestamp is stale: work followed the last wait
   }
-  if (all_came != 0)
-    choice->add(static_cast<double>(ticks() - all_came) / static_cast<double>(std::max<std::size_t>(largest, 1)));
+  if (arrived_at != 0)
+    choice->add(static_cast<double>(ticks() - arrived_at) / static_cast<double>(std::max<std::size_t>(largest, 1)));
   if (awaited != Awaits::all && arena.is_ahead(epoch)) [[unlikely]]
     await_window(call, op, epoch);
   arena.finish_epoch(epoch);
