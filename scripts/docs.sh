@@ -1,10 +1,21 @@
 #!/usr/bin/env bash
 # Builds the documentation site (guides from docs/, API reference from the headers) and checks every link.
 # Usage: scripts/docs.sh [FOLDER]
-# FOLDER defaults to build/site. Needs doxygen (exit code 77 without it). Any Doxygen warning is a failure.
+# FOLDER defaults to build/site. It must be empty, new, or an earlier site, which is replaced. Needs doxygen (exit code
+# 77 without it). Any Doxygen warning is a failure.
 set -euo pipefail
+case "${1:-}" in
+  -*)
+    sed -n '2,/^set /s/^# \{0,1\}//p' "$0"
+    [[ $1 == --help ]] && exit 0 || exit 2
+    ;;
+esac
 folder=$(realpath -m "${1:-$(dirname "$0")/../build/site}")
 cd -P "$(dirname "$0")/.."
+if [[ -n $(ls -A "$folder" 2>/dev/null) && ! -e $folder/doxygen.css ]]; then
+  echo "docs: $folder holds other files; name an empty or a new folder" >&2
+  exit 2
+fi
 if ! command -v doxygen >/dev/null; then
   echo "docs: doxygen is not installed" >&2
   exit 77

@@ -4,7 +4,7 @@
 //   die R          joins; rank R kills itself, the others wait for it
 //   quit R         joins; rank R ends with exit code 0 without leaving its group, the others wait for it
 //   part R         the same, but rank R leaves its group first
-//   cascade R      the same as quit, and the others abort a second group, of which rank R is no member
+//   cascade R      the same as quit, and the others abort a second group without rank R
 //   report R FILE  rank R kills itself; when it is gone the others report that they lost it, print that and end with
 //                  exit code 1. Without a file it was not a rank of this job
 //   recover R      all report that they lost rank R, print that and go on: exit code 0

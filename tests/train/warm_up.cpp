@@ -23,8 +23,8 @@ void warm_up_libtorch() {
 }
 
 // OpenMP's threads spin at the end of an operation unless they outnumber the cores. With a thread for each of 16 cores,
-// 14 programs at a time spent 90 % of their time in that. Two threads are those of the smallest machine that runs
-// tests.
+// 14 programs at a time spent 90 % of their time in that. Two threads are as many as the smallest test machine has
+// cores.
 [[maybe_unused]] const bool kFewThreads = (at::set_num_threads(std::min(at::get_num_threads(), 2)), true);
 
 [[maybe_unused]] const bool kRegistered = call_before_first_count(warm_up_libtorch);

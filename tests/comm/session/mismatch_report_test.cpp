@@ -99,7 +99,7 @@ TEST_F(Compare, ArgumentsMayBeLeftOut) {
   EXPECT_FALSE(is_finished());
 }
 
-// The ranks of a large group ask at about the same time, and some later.
+// Many ranks send the question at about the same time, and some later.
 TEST_F(Compare, ARepeatedQuestionIsAnsweredOnceMoreLater) {
   compare({});
   calls_[3] = "broadcast #7 float32[2] root 0";
