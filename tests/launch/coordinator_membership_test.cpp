@@ -36,7 +36,7 @@ TEST(Coordinator, ANodeThatGetsSigtermLeavesIfEnoughRemain) {
   stage.join(0, 0);
   stage.join(1, 1);
   stage.reserved(0);
-  // Its workers got the signal as well; that is no failure.
+  // Its workers got the signal as well; that is not a failure.
   stage.failed(1, 0, {.rank = 2, .signal = SIGTERM});
   stage.receive(1, message::Interrupt{SIGTERM});
   EXPECT_NE(stage.said.find("host host1 leaves the job (SIGTERM to its launcher); the group is re-formed with 1"),
