@@ -1,4 +1,4 @@
-#include "comm/session/detector_wire.h"
+#include "comm/session/detector_message.h"
 #include "comm/session/peer_table.h"
 #include "fuzz/entry_points.h"
 #include "fuzz/tolerate.h"
@@ -8,7 +8,7 @@ namespace maniple::fuzz {
 // What was understood must say the same when said again.
 void control(std::string_view bytes) {
   constexpr std::size_t kLengthBytes = 4;
-  tolerate([&] { require(encode(decode_control_message(bytes)).substr(kLengthBytes) == bytes); });
+  tolerate([&] { require(detector::encode(detector::decode(bytes)).substr(kLengthBytes) == bytes); });
 }
 
 void peer_table(std::string_view bytes) {
@@ -16,16 +16,29 @@ void peer_table(std::string_view bytes) {
 }
 
 std::vector<std::string> control_seeds() {
-  using Kind = DetectorMessage::Kind;
+  using namespace detector;
+  const std::vector<Message> messages = {
+      Heartbeat{},
+      Leaving{},
+      Lost{.rank = 3, .text = "why"},
+      Abort{.rank = 3,
+            .seq = 12,
+            .group = "world/1.0",
+            .error = {.kind = ErrorKind::mismatch, .ranks = {3}, .reason = "why"}},
+      QueryCall{.seq = 12, .group = "world"},
+      CallReply{.rank = 3, .seq = 12, .group = "world", .call = "barrier #12", .place = "a.cpp:1"},
+      Left{3},
+      Gone{3},
+      Waiting{.rank = 3, .seq = 12, .group = "world", .call = "barrier #12", .waited_ms = 10'000, .members = {0, 3}},
+      QueryProgress{.group = "world"},
+      ProgressReply{.rank = 3, .seq = 12, .group = "world", .text = "it is in barrier #12"},
+      Departed{.rank = 3, .seq = 12, .group = "world"},
+      Compare{.rank = 3, .seq = 12, .group = "world"},
+      CallPending{.rank = 3, .seq = 12, .group = "world"},
+      QueryAlive{},
+      Alive{}};
   std::vector<std::string> seeds = {""};
-  for (const Kind kind :
-       {Kind::heartbeat, Kind::leaving, Kind::lost, Kind::abort, Kind::query_call, Kind::call_reply}) {
-    DetectorMessage message{.kind = kind, .error = {}, .rank = 3, .seq = 12, .group = "world/1.0"};
-    if (kind != Kind::abort) message.text = "why";
-    if (kind == Kind::call_reply) message.place = "a.cpp:1";
-    if (kind == Kind::abort) message.error = {.kind = ErrorKind::mismatch, .ranks = {3}, .reason = "why"};
-    seeds.push_back(encode(message).substr(4));
-  }
+  for (const Message& message : messages) seeds.push_back(detector::encode(message).substr(4));
   return seeds;
 }
 

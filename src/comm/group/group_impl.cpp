@@ -253,41 +253,35 @@ void detail::GroupImpl::keep_unseen(const std::exception_ptr& error) {
 
 std::exception_ptr detail::GroupImpl::propagate(const std::exception_ptr& error, const ErrorInfo& context) {
   if (leaving_.load()) return error;
-  const auto await_abort = [this](int milliseconds) {
-    pollfd raised{abort_->fd(), POLLIN, 0};
-    ::poll(&raised, 1, milliseconds);
-  };
   const ErrorInfo info = info_of(error);
   const ErrorKind kind = info.kind;
-  const bool detects = facts_.session->has_failure_detector();
-  // The failure detector knows which rank died first; its message arrives within milliseconds.
-  if (kind == ErrorKind::peer_lost && detects && !abort_->raised()) await_abort(150);
   // A rank that gets the Mismatch first may end at once; its loss is a consequence.
   if (abort_->raised()) return kind == ErrorKind::mismatch && is_loss(abort_->cause()) ? error : abort_->cause();
+  const bool asks = asks_for_calls(info, context.sequence);
   // Ranks that share memory already have all calls, unless the error names a call to query.
-  if (detects && !(kind == ErrorKind::mismatch && info.sequence == 0 && backend_ && backend_->all_share_memory())) {
-    // The detector's leader passes the error on; this rank receives it last. For a mismatch the leader first queries
-    // all ranks' calls, for a closed connection whether the other rank lives.
-    const bool asks = asks_for_calls(info, context.sequence);
+  const bool all_know = kind == ErrorKind::mismatch && info.sequence == 0 && backend_ && backend_->all_share_memory();
+  if (facts_.session->has_failure_detector() && !all_know) {
+    // The detector's leader passes the error on; this rank receives it last. The leader knows which rank was lost
+    // first. For a mismatch it queries all ranks' calls before, for a lost connection whether the other rank lives.
     const std::uint64_t asked = info.sequence != 0 ? info.sequence : context.sequence;
     facts_.session->spread_abort(facts_.name, asked,
                                  asks && kind == ErrorKind::mismatch ? error : with_context(context, error));
-    const bool closed = asks_whether_alive(info);
-    await_abort(closed ? 2000 : asks ? 1500 : 100);
-    if (closed && abort_->raised() && info_of(abort_->cause()).loss == LossKind::failed) return abort_->cause();
-    if (asks && abort_->raised()) {
-      // The error came back as a failure of this rank.
-      ErrorInfo answer = info_of(abort_->cause());
-      if (kind != ErrorKind::timeout || answer.kind != ErrorKind::aborted || answer.origin != facts_.session->rank())
-        return abort_->cause();
-      ErrorInfo own = info;
-      own.ranks = std::move(answer.ranks);
-      own.reason = std::move(answer.reason);
-      return make_error(std::move(own));
-    }
+    pollfd raised{abort_->fd(), POLLIN, 0};
+    ::poll(&raised, 1, Deadline::after(detector::kVerdictLimit).poll_ms());
   }
-  abort_->raise(with_context(context, error));
-  return error;
+  if (!abort_->raised() || !(asks || kind == ErrorKind::peer_lost)) {
+    abort_->raise(with_context(context, error));
+    return error;
+  }
+  ErrorInfo verdict = info_of(abort_->cause());
+  const bool is_own = verdict.origin == facts_.session->rank();
+  if (kind == ErrorKind::peer_lost) return is_own ? error : abort_->cause();
+  // A time-out came back as a failure of this rank.
+  if (kind != ErrorKind::timeout || verdict.kind != ErrorKind::aborted || !is_own) return abort_->cause();
+  ErrorInfo own = info;
+  own.ranks = std::move(verdict.ranks);
+  own.reason = std::move(verdict.reason);
+  return make_error(std::move(own));
 }
 
 void detail::GroupImpl::abort(const std::string& reason) {

@@ -85,12 +85,8 @@ void CallWatch::compare_here(const WaitReports::Group& group, std::uint64_t seq)
     if (!call.call.empty()) calls.push_back(std::move(call));
   }
   if (!calls_differ(calls, group.compares_arguments)) return;
-  DetectorMessage abort;
-  abort.kind = DetectorMessage::Kind::abort;
-  abort.rank = callbacks_.rank;
-  abort.seq = seq;
-  abort.group = group.name;
-  abort.error = mismatch_of(std::move(calls));
+  detector::Abort abort{
+      .rank = callbacks_.rank, .seq = seq, .group = group.name, .error = mismatch_of(std::move(calls))};
   abort.error.origin = callbacks_.rank;
   for (const auto& member : members) member->callbacks_.aborted(abort);
 }

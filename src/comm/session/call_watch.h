@@ -37,7 +37,7 @@ class CallWatch : public std::enable_shared_from_this<CallWatch> {
     std::function<void(const std::string& group, std::uint64_t seq)> compare;
     /// Returns this rank's call; empty if it has not called yet.
     std::function<RankCall(const std::string& group, std::uint64_t seq)> called;
-    std::function<void(const DetectorMessage& abort)> aborted;  ///< the group has failed, in all ranks
+    std::function<void(const detector::Abort& abort)> aborted;  ///< the group has failed, in all ranks
   };
 
   static std::shared_ptr<CallWatch> start(Callbacks callbacks);

@@ -13,45 +13,44 @@
 //                                       but ranks that wait for it in shared memory are notified. (Over TCP its
 //                                       connections have closed.)
 //   silence                             it is lost, like any rank that sends no heartbeats
-// A rank repeats its report of an abort to each new leader until a leader has passed it on.
+// A rank repeats its report of an abort to each new leader until a leader has passed it on, and it tells each new
+// leader which ranks are lost: the old leader may have ended before it told all ranks. A leader tells each rank that
+// connects late which ranks are gone and which groups have failed.
 //
 // When a connection between two ranks closes, the remaining rank cannot tell whether its peer left the group or is
 // dying: an ending process closes its connections one by one. The leader queries the peer and passes the report on when
 // the peer replies, its process has ended, or after 1.5 s.
 //
-// Runs in the event loop's thread. Callbacks run there and must not block.
+// detector_core.h makes all decisions. This class binds them to connections, the clock and the event loop, in whose
+// thread it runs. Callbacks run there and must not block.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/net/event_loop.h"
 #include "comm/net/secure_connection.h"
-#include "comm/session/detector_wire.h"
+#include "comm/session/detector_core.h"
 #include "comm/session/peer_table.h"
 
 namespace maniple {
-
-/// Whether the leader queries the lost rank before it passes the error on.
-inline bool asks_whether_alive(const ErrorInfo& error) {
-  return error.kind == ErrorKind::peer_lost && error.loss == LossKind::left_or_ended && error.ranks.size() == 1;
-}
 
 class FailureDetector {
  public:
   struct Events {
     std::function<void(int rank, const std::string& text)> lost;
     std::function<void(int rank)> gone;
-    std::function<void(const DetectorMessage&)> aborted;
-    std::function<void(const DetectorMessage&)> departed;
+    std::function<void(const detector::Abort&)> aborted;
+    std::function<void(const detector::Departed&)> departed;
     /// Returns this rank's call number `seq` in `group`; empty if it has not made that call.
     std::function<RankCall(const std::string& group, std::uint64_t seq)> called;
     /// See wait_report.h.
-    std::function<void(const DetectorMessage&)> waiting;
-    std::function<DetectorMessage(const DetectorMessage& query)> progress;
-    std::function<void(const DetectorMessage&)> progress_reply;
+    std::function<void(const detector::Waiting&)> waiting;
+    std::function<std::optional<detector::ProgressReply>(const detector::QueryProgress&)> progress;
+    std::function<void(const detector::ProgressReply&)> progress_reply;
     /// Connects to a rank's control listener. Blocks; runs in a thread of its own.
     std::function<SecureConnection(int rank, Deadline deadline, int cancel)> dial;
   };
@@ -67,13 +66,13 @@ class FailureDetector {
 
   /// Reports an abort to all ranks. For a mismatch, every rank is first asked for its call, and the error lists the
   /// replies. Any thread.
-  void report_abort(const DetectorMessage& abort);
-  /// Sends `departed` to all ranks, `compare` to the leader. Any thread.
-  void announce(const DetectorMessage& message);
+  void report_abort(const detector::Abort& abort);
+  void announce(const detector::Departed& departed);  ///< to all ranks; any thread
+  void announce(const detector::Compare& compare);    ///< to the leader; any thread
 
   // In the event loop's thread.
-  void send_to_leader(const DetectorMessage& message);  ///< dropped while there is no leader
-  void send(int rank, const DetectorMessage& message);  ///< on the leader
+  void send_to_leader(const detector::Waiting& waiting);        ///< dropped while there is no leader
+  void send(int rank, const detector::QueryProgress& message);  ///< on the leader
 
  private:
   struct Impl;

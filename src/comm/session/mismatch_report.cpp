@@ -1,47 +1,14 @@
 #include "comm/session/mismatch_report.h"
 
 #include <algorithm>
-#include <utility>
+#include <string_view>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>  // join
 
-#include "comm/base/codec.h"
 #include "comm/call/signature.h"
 
 namespace maniple {
-namespace {
-
-using Clock = Deadline::Clock;
-
-constexpr std::chrono::milliseconds kLimit{400};
-constexpr std::chrono::milliseconds kRetry{40};
-// All waiting ranks request the same comparison. While they wait it is repeated, ever more rarely: a late rank may make
-// a different call, and go on.
-constexpr std::chrono::milliseconds kLeastComparePause{200};
-constexpr std::chrono::milliseconds kMostComparePause{2000};
-constexpr std::size_t kMostCompared = 8192;  // a control message is limited
-
-}  // namespace
-
-std::string encode(const ComparedCalls& compared) {
-  ByteWriter writer;
-  writer.put(static_cast<std::uint8_t>(compared.arguments ? 1 : 0));
-  const std::size_t count = compared.members.size() > kMostCompared ? 0 : compared.members.size();
-  writer.put(static_cast<std::uint32_t>(count));
-  for (std::size_t i = 0; i < count; ++i) writer.put(static_cast<std::int32_t>(compared.members[i]));
-  return writer.take();
-}
-
-ComparedCalls decode_compared_calls(std::string_view bytes) {
-  ByteReader reader(bytes);
-  ComparedCalls compared;
-  compared.arguments = reader.get<std::uint8_t>() != 0;
-  const auto count = reader.get<std::uint32_t>();
-  for (std::uint32_t i = 0; i < count; ++i) compared.members.push_back(reader.get<std::int32_t>());
-  reader.expect_end();
-  return compared;
-}
 
 bool calls_differ(const std::vector<RankCall>& calls, bool arguments) {
   const auto compared = [&](const RankCall& call) {
@@ -51,57 +18,54 @@ bool calls_differ(const std::vector<RankCall>& calls, bool arguments) {
                      [&](const RankCall& call) { return compared(call) != compared(calls.front()); });
 }
 
-void MismatchReports::begin(const DetectorMessage& abort, const std::vector<int>& others) {
-  Query query;
-  query.awaited.insert(others.begin(), others.end());
-  query.awaited.insert(callbacks_.rank);
-  open(abort, std::move(query));
+namespace detector {
+namespace {
+
+constexpr std::chrono::milliseconds kLimit{400};
+constexpr std::chrono::milliseconds kRetry{40};
+// All waiting ranks request the same comparison. While they wait it is repeated, ever more rarely: a late rank may make
+// a different call, and go on.
+constexpr std::chrono::milliseconds kLeastComparePause{200};
+constexpr std::chrono::milliseconds kMostComparePause{2000};
+
+}  // namespace
+
+void MismatchReports::begin(const Abort& abort, const std::vector<int>& others, Time now, Effects& effects) {
+  Query query{.abort = abort, .awaited = {others.begin(), others.end()}};
+  query.awaited.insert(rank_);
+  open(std::move(query), now, effects);
 }
 
-void MismatchReports::compare(const DetectorMessage& question, const std::vector<int>& others) {
-  const ComparedCalls compared = decode_compared_calls(question.text);
-  if (is_open(question.group) || !is_due(question, others)) return;
-  Query query;
-  query.compares = true;
-  query.arguments = compared.arguments;
-  query.awaited.insert(compared.members.begin(), compared.members.end());
-  const auto is_absent = [&](int rank) {
-    return rank != callbacks_.rank && std::find(others.begin(), others.end(), rank) == others.end();
-  };
-  if (compared.members.empty()) {
+void MismatchReports::compare(const Compare& question, const std::vector<int>& others, Time now, Effects& effects) {
+  if (is_open(question.group) || !is_due(question, now)) return;
+  Query query{.compares = true,
+              .arguments = question.arguments,
+              .abort = {.rank = question.rank, .seq = question.seq, .group = question.group},
+              .awaited = {question.members.begin(), question.members.end()}};
+  if (question.members.empty()) {
     query.awaited.insert(others.begin(), others.end());
-    query.awaited.insert(callbacks_.rank);
-  } else {
-    std::erase_if(query.awaited, is_absent);
+    query.awaited.insert(rank_);
   }
-  DetectorMessage abort = question;
-  abort.kind = DetectorMessage::Kind::abort;
-  abort.text.clear();
-  open(abort, std::move(query));
+  std::erase_if(query.awaited, [&](int rank) {
+    return rank != rank_ && std::find(others.begin(), others.end(), rank) == others.end();
+  });
+  open(std::move(query), now, effects);
 }
 
 // Whether a comparison may begin now. If not, it begins later.
-bool MismatchReports::is_due(const DetectorMessage& question, const std::vector<int>& others) {
-  const auto now = Clock::now();
+bool MismatchReports::is_due(const Compare& question, Time now) {
   std::erase_if(paces_, [&](const auto& entry) {
     return !entry.second.scheduled && entry.second.next + 4 * kMostComparePause < now;
   });
-  const std::pair key(question.group, question.seq);
-  Pace& pace = paces_[key];
+  Pace& pace = paces_[{question.group, question.seq}];
   if (pace.scheduled) return false;
-  if (open_.count(question.group) != 0) pace.next = std::max<Clock::time_point>(pace.next, now + kRetry);
+  if (open_.count(question.group) != 0) pace.next = std::max<Time>(pace.next, now + kRetry);
   if (now >= pace.next) {
     pace.pause = std::clamp<Clock::duration>(2 * pace.pause, kLeastComparePause, kMostComparePause);
     pace.next = now + pace.pause;
     return true;
   }
-  pace.scheduled = true;
-  callbacks_.loop->call_at(Deadline(pace.next), [weak = weak_from_this(), key, question, others] {
-    const auto self = weak.lock();
-    if (!self || self->paces_.count(key) == 0) return;
-    self->paces_[key].scheduled = false;
-    self->compare(question, others);
-  });
+  pace.scheduled = question;
   return false;
 }
 
@@ -110,84 +74,95 @@ void MismatchReports::stop() {
   paces_.clear();
 }
 
-void MismatchReports::open(const DetectorMessage& abort, Query query) {
-  const std::string group = abort.group;
-  query.number = ++queries_;
-  query.abort = abort;
-  query.request = abort;
-  query.request.kind = DetectorMessage::Kind::query_call;
-  query.request.text.clear();
-  const std::uint64_t number = query.number;
-  open_[group] = std::move(query);
-  ask(group, number);
-  callbacks_.loop->call_at(Deadline::after(kLimit), [weak = weak_from_this(), group, number] {
-    const auto self = weak.lock();
-    if (self && self->open_.count(group) != 0 && self->open_[group].number == number) self->finish(group);
-  });
+void MismatchReports::open(Query query, Time now, Effects& effects) {
+  query.until = now + kLimit;
+  Query& opened = open_[query.abort.group] = std::move(query);
+  ask(opened, now, effects);
 }
 
 // A comparison does not wait for a rank that has not made the call.
-bool MismatchReports::is_complete(const Query& query) const {
+bool MismatchReports::is_complete(const Query& query) {
   const auto is_late = [&](int rank) { return query.compares && query.pending.count(rank) != 0; };
   return std::all_of(query.awaited.begin(), query.awaited.end(), is_late);
 }
 
 // For a reported error, a rank that has not made the call yet is queried again a little later.
-void MismatchReports::ask(const std::string& group, std::uint64_t number) {
-  const auto it = open_.find(group);
-  if (it == open_.end() || it->second.number != number) return;
-  Query& query = it->second;
-  if (query.awaited.count(callbacks_.rank) != 0) {
-    RankCall mine = callbacks_.called(group, query.request.seq);
-    if (mine.call.empty()) {
-      if (mine.rank >= 0) query.pending.insert(callbacks_.rank);
+void MismatchReports::ask(Query& query, Time now, Effects& effects) const {
+  const QueryCall request{.seq = query.abort.seq, .group = query.abort.group};
+  for (const int peer : query.awaited) {
+    if (peer == rank_) {
+      effects.push_back(LookUpCall{.asker = rank_, .query = request});
     } else {
-      query.answers[callbacks_.rank] = std::move(mine);
-      query.awaited.erase(callbacks_.rank);
+      effects.push_back(Send{.to = peer, .message = request});
     }
   }
-  if (is_complete(query)) return finish(group);
-  for (const int peer : query.awaited) {
-    if (peer != callbacks_.rank) callbacks_.send(peer, query.request);
-  }
-  if (query.compares) return;
-  callbacks_.loop->call_at(Deadline::after(kRetry), [weak = weak_from_this(), group, number] {
-    if (const auto self = weak.lock()) self->ask(group, number);
-  });
+  query.ask_at = query.compares ? std::nullopt : std::optional<Time>(now + kRetry);
 }
 
-void MismatchReports::answered(const DetectorMessage& answer) {
-  const auto it = open_.find(answer.group);
-  if (it == open_.end() || answer.seq != it->second.request.seq) return;
-  Query& query = it->second;
-  if (answer.kind == DetectorMessage::Kind::call_pending) {
-    query.pending.insert(answer.rank);
+void MismatchReports::answered(const QueryCall& query, RankCall call) {
+  const auto it = open_.find(query.group);
+  if (it == open_.end() || query.seq != it->second.abort.seq) return;
+  const int rank = call.rank;
+  if (call.call.empty()) {
+    it->second.pending.insert(rank);
   } else {
-    query.answers[answer.rank] = {.rank = answer.rank, .call = answer.text, .place = answer.place};
-    query.awaited.erase(answer.rank);
+    it->second.answers[rank] = std::move(call);
+    it->second.awaited.erase(rank);
   }
-  if (is_complete(query)) finish(answer.group);
+  if (is_complete(it->second)) finish(it);
 }
 
-void MismatchReports::finish(const std::string& group) {
-  const auto it = open_.find(group);
-  if (it == open_.end()) return;
-  DetectorMessage message = it->second.abort;
+void MismatchReports::forget(int rank) {
+  for (auto it = open_.begin(); it != open_.end();) {
+    const bool was_last = it->second.awaited.erase(rank) != 0 && is_complete(it->second);
+    it = was_last ? finish(it) : std::next(it);
+  }
+}
+
+void MismatchReports::wake(const std::vector<int>& others, Time now, Effects& effects) {
+  for (auto it = open_.begin(); it != open_.end();) {
+    if (now >= it->second.until) {
+      it = finish(it);
+      continue;
+    }
+    if (it->second.ask_at && now >= *it->second.ask_at) ask(it->second, now, effects);
+    ++it;
+  }
+  std::vector<Compare> due;
+  for (auto& [call, pace] : paces_) {
+    if (pace.scheduled && now >= pace.next) due.push_back(*std::exchange(pace.scheduled, std::nullopt));
+  }
+  for (const Compare& question : due) compare(question, others, now, effects);
+}
+
+std::optional<Time> MismatchReports::due() const {
+  std::optional<Time> due;
+  const auto at = [&due](Time when) { due = std::min(due.value_or(when), when); };
+  for (const auto& [group, query] : open_) at(std::min(query.ask_at.value_or(query.until), query.until));
+  for (const auto& [call, pace] : paces_) {
+    if (pace.scheduled) at(pace.next);
+  }
+  return due;
+}
+
+MismatchReports::Open::iterator MismatchReports::finish(Open::iterator it) {
+  const Query query = std::move(it->second);
+  it = open_.erase(it);
+  Abort message = query.abort;
   std::vector<RankCall> calls;
-  for (auto& [peer, call] : it->second.answers) calls.push_back(std::move(call));
-  if (it->second.compares) {
-    const bool differ = calls_differ(calls, it->second.arguments);
-    open_.erase(it);
-    if (!differ) return;
+  for (const auto& [peer, call] : query.answers) calls.push_back(call);
+  if (query.compares) {
+    if (!calls_differ(calls, query.arguments)) return it;
     message.error = mismatch_of(std::move(calls));
     message.error.origin = message.rank;
-    return callbacks_.finished(message);
+    finished_.push_back(std::move(message));
+    return it;
   }
   // If the calls agree, a time-out stays a time-out and names the ranks that did not call.
   if (message.error.kind == ErrorKind::timeout) {
     std::vector<int> late;
-    for (const int rank : it->second.pending) {
-      if (it->second.awaited.count(rank) != 0) late.push_back(rank);
+    for (const int rank : query.pending) {
+      if (query.awaited.count(rank) != 0) late.push_back(rank);
     }
     if (calls_differ(calls, true)) {
       message.error = mismatch_of(std::move(calls));
@@ -203,8 +178,9 @@ void MismatchReports::finish(const std::string& group) {
     message.error.calls = std::move(listed.calls);
     message.error.reason = std::move(listed.reason);
   }
-  open_.erase(it);
-  callbacks_.finished(message);
+  finished_.push_back(std::move(message));
+  return it;
 }
 
+}  // namespace detector
 }  // namespace maniple

@@ -16,7 +16,6 @@
 namespace maniple {
 namespace {
 
-constexpr std::chrono::milliseconds kPause{50};
 constexpr std::chrono::milliseconds kHandshakeGrace{200};
 
 }  // namespace
@@ -36,31 +35,21 @@ PeerDialer::~PeerDialer() {
 }
 
 void PeerDialer::run() {
-  const auto cancelled = [this](Deadline::Duration wait) {
-    pollfd wake{cancel_.get(), POLLIN, 0};
-    return ::poll(&wake, 1, Deadline::after(wait).poll_ms()) > 0;
-  };
-  const auto since = Deadline::Clock::now();
-  if (task_.delay.count() > 0 && cancelled(task_.delay)) return;
-  for (;;) {
-    Result result;
-    try {
-      dialling_ = true;
-      result.connection = task_.dial(Deadline::after(task_.one_try), cancel_.get());
-      return task_.done(std::move(result));
-    } catch (const Aborted&) {
-      return;
-    } catch (const SystemError& error) {
-      result.refused = error.code() == ECONNREFUSED;
-      result.why = error.what();
-    } catch (const std::exception& error) {
-      result.why = error.what();
-    }
-    dialling_ = false;
-    const std::chrono::duration<double> tried = Deadline::Clock::now() - since;
-    if (result.refused || task_.hopeless(tried.count())) return task_.done(std::move(result));
-    if (cancelled(kPause)) return;
+  pollfd wake{cancel_.get(), POLLIN, 0};
+  if (task_.delay.count() > 0 && ::poll(&wake, 1, Deadline::after(task_.delay).poll_ms()) > 0) return;
+  Result result;
+  try {
+    dialling_ = true;
+    result.connection = task_.dial(Deadline::after(task_.limit), cancel_.get());
+  } catch (const Aborted&) {
+    return;
+  } catch (const SystemError& error) {
+    result.refused = error.code() == ECONNREFUSED;
+    result.why = error.what();
+  } catch (const std::exception& error) {
+    result.why = error.what();
   }
+  task_.done(std::move(result));
 }
 
 char process_state(int pid) {

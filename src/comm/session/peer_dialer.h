@@ -1,5 +1,5 @@
-// Connects to other ranks' control listeners. PeerDialer dials in a thread of its own, as dialling blocks and may need
-// retries. ListenProbes only checks whether a process still listens at an address.
+// Connects to other ranks' control listeners. PeerDialer dials in a thread of its own, as dialling blocks. ListenProbes
+// only checks whether a process still listens at an address.
 #pragma once
 
 #include <atomic>
@@ -26,11 +26,10 @@ class PeerDialer {
     std::string why;
   };
   struct Task {
-    std::chrono::microseconds delay{0};  ///< before the first try
-    Deadline::Duration one_try{};        ///< time limit of one try
+    Deadline::Duration delay{};  ///< before the dial
+    Deadline::Duration limit{};  ///< of the dial itself
     std::function<SecureConnection(Deadline deadline, int cancel)> dial;
-    std::function<bool(double tried_s)> hopeless;  ///< whether to give up after `tried_s` seconds
-    std::function<void(Result)> done;              ///< runs in the dialler's thread; not called after a cancel
+    std::function<void(Result)> done;  ///< runs in the dialler's thread; not called after a cancel
   };
   explicit PeerDialer(Task task);
   ~PeerDialer();  ///< gives a running handshake a little time, as breaking it off looks like an attack; then cancels

@@ -117,22 +117,23 @@ void Session::start_failure_detector(Deadline deadline) {
   events.lost = [this](int lost, const std::string& text) { on_lost(lost, text); };
   events.gone = [this](int gone) { on_gone(gone); };
   events.dial = [this](int leader, Deadline limit, int cancel) { return dial_control(leader, limit, cancel); };
-  events.aborted = [this](const DetectorMessage& message) { on_aborted(message); };
-  events.departed = [this](const DetectorMessage& message) { on_departed(message); };
+  events.aborted = [this](const detector::Abort& message) { on_aborted(message); };
+  events.departed = [this](const detector::Departed& message) { on_departed(message); };
   events.called = [this](const std::string& group, std::uint64_t seq) { return call_of(group, seq); };
   // The callbacks may read waits_ from here on, before it is set.
   const auto waits = [this] {
     const MutexLock lock(mutex_);
     return waits_;
   };
-  events.waiting = [waits](const DetectorMessage& message) {
+  events.waiting = [waits](const detector::Waiting& message) {
     if (const auto reports = waits()) reports->on_waiting(message);
   };
-  events.progress = [waits](const DetectorMessage& query) {
+  events.progress = [waits](const detector::QueryProgress& query) -> std::optional<detector::ProgressReply> {
     const auto reports = waits();
-    return reports ? reports->progress(query) : DetectorMessage{};
+    if (!reports) return std::nullopt;
+    return reports->progress(query);
   };
-  events.progress_reply = [waits](const DetectorMessage& answer) {
+  events.progress_reply = [waits](const detector::ProgressReply& answer) {
     if (const auto reports = waits()) reports->on_progress_reply(answer);
   };
   const double heartbeat = knob_number(Knob::heartbeat_s);
@@ -161,8 +162,8 @@ void Session::start_wait_reports() {
   callbacks.groups = [this] { return group_progress(); };
   callbacks.describe = [this](int r) { return peer(r).describe(r); };
   if (detector_) {
-    callbacks.send_to_leader = [this](const DetectorMessage& message) { detector_->send_to_leader(message); };
-    callbacks.ask = [this](int r, const DetectorMessage& message) { detector_->send(r, message); };
+    callbacks.send_to_leader = [this](const detector::Waiting& message) { detector_->send_to_leader(message); };
+    callbacks.ask = [this](int r, const detector::QueryProgress& message) { detector_->send(r, message); };
   }
   auto reports = WaitReports::start(std::move(callbacks));
   const MutexLock lock(mutex_);
@@ -187,7 +188,7 @@ void Session::start_call_watch() {
   callbacks.world = world_id();
   callbacks.groups = [this] { return group_progress(); };
   callbacks.called = [this](const std::string& group, std::uint64_t seq) { return call_of(group, seq); };
-  callbacks.aborted = [this](const DetectorMessage& abort) { on_aborted(abort); };
+  callbacks.aborted = [this](const detector::Abort& abort) { on_aborted(abort); };
   if (detector_) {
     callbacks.compare = [this](const std::string& group, std::uint64_t seq) { compare_calls(group, seq); };
   }

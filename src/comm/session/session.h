@@ -110,9 +110,8 @@ class Session : public Connector {
   void forget_past_groups() MANIPLE_REQUIRES(mutex_);
   void on_lost(int rank, const std::string& text) MANIPLE_EXCLUDES(mutex_);
   void on_gone(int rank);
-  void on_aborted(const DetectorMessage& message);
-  void on_departed(const DetectorMessage& message);
-  void announce(DetectorMessage::Kind kind, const std::string& group, std::uint64_t seq, std::string text);
+  void on_aborted(const detector::Abort& message);
+  void on_departed(const detector::Departed& message);
 
   RendezvousResult rendezvous_;
   TransportKind transport_;

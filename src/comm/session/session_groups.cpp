@@ -80,7 +80,7 @@ void Session::on_gone(int rank) {
   }
 }
 
-void Session::on_aborted(const DetectorMessage& message) {
+void Session::on_aborted(const detector::Abort& message) {
   std::shared_ptr<AbortSignal> abort;
   {
     const MutexLock lock(mutex_);
@@ -95,37 +95,29 @@ void Session::on_aborted(const DetectorMessage& message) {
   abort->raise(make_error(from_another_rank(message.error)));
 }
 
-void Session::on_departed(const DetectorMessage& message) {
+void Session::on_departed(const detector::Departed& message) {
   const MutexLock lock(mutex_);
   const auto it = groups_.find(message.group);
   if (it != groups_.end() && it->second.departed) it->second.departed(message.rank, message.seq);
 }
 
-void Session::announce(DetectorMessage::Kind kind, const std::string& group, std::uint64_t seq, std::string text) {
-  if (!detector_) return;
-  DetectorMessage message;
-  message.kind = kind;
-  message.group = group;
-  message.seq = seq;
-  message.rank = rank();
-  message.text = std::move(text);
-  detector_->announce(message);
-}
-
 void Session::announce_departure(const std::string& group, std::uint64_t seq) {
-  announce(DetectorMessage::Kind::departed, group, seq, {});
+  if (detector_) detector_->announce(detector::Departed{.rank = rank(), .seq = seq, .group = group});
 }
 
 void Session::compare_calls(const std::string& group, std::uint64_t seq) {
-  ComparedCalls compared;
+  if (!detector_) return;
+  detector::Compare compare{.rank = rank(), .seq = seq, .group = group};
   {
     const MutexLock lock(mutex_);
     const auto it = groups_.find(group);
     if (it == groups_.end()) return;
-    compared.arguments = it->second.compares_arguments;
-    if (static_cast<int>(it->second.members.size()) < world_size()) compared.members = it->second.members;
+    compare.arguments = it->second.compares_arguments;
+    const std::vector<int>& members = it->second.members;
+    if (static_cast<int>(members.size()) < world_size() && members.size() <= detector::kMaxMembers)
+      compare.members.assign(members.begin(), members.end());
   }
-  announce(DetectorMessage::Kind::compare, group, seq, encode(compared));
+  detector_->announce(compare);
 }
 
 RankCall Session::call_of(const std::string& group, std::uint64_t seq) {
@@ -143,14 +135,9 @@ RankCall Session::call_of(const std::string& group, std::uint64_t seq) {
 
 void Session::spread_abort(const std::string& group, std::uint64_t seq, const std::exception_ptr& cause) {
   if (!detector_) return;
-  DetectorMessage message;
-  message.kind = DetectorMessage::Kind::abort;
-  message.group = group;
-  message.seq = seq;
-  message.rank = rank();
-  message.error = info_of(cause);
-  if (message.error.origin < 0) message.error.origin = rank();
-  detector_->report_abort(message);
+  detector::Abort abort{.rank = rank(), .seq = seq, .group = group, .error = info_of(cause)};
+  if (abort.error.origin < 0) abort.error.origin = rank();
+  detector_->report_abort(abort);
 }
 
 }  // namespace maniple

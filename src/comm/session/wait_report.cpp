@@ -5,7 +5,6 @@
 
 #include <fmt/format.h>
 
-#include "comm/base/codec.h"
 #include "comm/base/fork_guard.h"
 #include "comm/base/log.h"
 #include "comm/base/mutex.h"
@@ -15,10 +14,7 @@ namespace maniple {
 namespace {
 
 using Clock = Deadline::Clock;
-using Kind = DetectorMessage::Kind;
 
-constexpr std::size_t kMostCall = 4096;
-constexpr std::size_t kMostMembers = 8192;  // limit of the list, as a control message is limited
 constexpr std::chrono::seconds kAnswerLimit{1};
 
 double seconds_since(Clock::time_point when) { return std::chrono::duration<double>(Clock::now() - when).count(); }
@@ -37,17 +33,6 @@ std::shared_ptr<WaitReports> find_here(std::uint64_t world, int rank) {
   if (it == table.worlds.end()) return nullptr;
   const auto found = rank < 0 ? it->second.begin() : it->second.find(rank);
   return found == it->second.end() ? nullptr : found->second.lock();
-}
-
-// Encodes a waiting rank's view of the call as a message's text.
-std::string encode_wait(const CallProgress& call, const std::vector<int>& members) {
-  ByteWriter writer;
-  writer.put_string(std::string_view(call.call).substr(0, kMostCall));
-  writer.put(static_cast<std::uint64_t>(call.seconds * 1000));
-  const std::size_t count = std::min(members.size(), kMostMembers);
-  writer.put(static_cast<std::uint32_t>(count));
-  for (std::size_t i = 0; i < count; ++i) writer.put(static_cast<std::int32_t>(members[i]));
-  return writer.take();
 }
 
 std::string describe_ranks(const std::vector<int>& ranks) {
@@ -100,12 +85,12 @@ void WaitReports::check_call(const Group& group, Logged& logged) {
   if (logged.seq != call.seq) logged = {.seq = call.seq, .next_s = callbacks_.after_s};
   if (call.seconds < logged.next_s) return;
   while (logged.next_s <= call.seconds) logged.next_s *= 2;
-  DetectorMessage message;
-  message.kind = Kind::waiting;
-  message.rank = callbacks_.rank;
-  message.seq = call.seq;
-  message.group = group.name;
-  message.text = encode_wait(call, group.members);
+  const detector::Waiting message{.rank = callbacks_.rank,
+                                  .seq = call.seq,
+                                  .group = group.name,
+                                  .call = call.call,
+                                  .waited_ms = static_cast<std::uint64_t>(call.seconds * 1000),
+                                  .members = {group.members.begin(), group.members.end()}};
   if (callbacks_.send_to_leader) return callbacks_.send_to_leader(message);
   if (const auto leader = find_here(callbacks_.world, -1)) leader->on_waiting(message);
 }
@@ -119,11 +104,8 @@ void WaitReports::check_message(const Group& group, Logged& logged) const {
   log_warning("{} has waited {:.1f} s for {}", group.message.call, waited, group.message.whom);
 }
 
-DetectorMessage WaitReports::progress(const DetectorMessage& query) const {
-  DetectorMessage answer = query;
-  answer.kind = Kind::progress_reply;
-  answer.rank = callbacks_.rank;
-  answer.seq = 0;
+detector::ProgressReply WaitReports::progress(const detector::QueryProgress& query) const {
+  detector::ProgressReply answer{.rank = callbacks_.rank, .group = query.group};
   answer.text = "it has destroyed this group, or has not made it yet";
   for (const Group& group : callbacks_.groups()) {
     if (group.name != query.group) continue;
@@ -140,7 +122,7 @@ DetectorMessage WaitReports::progress(const DetectorMessage& query) const {
   return answer;
 }
 
-void WaitReports::on_waiting(const DetectorMessage& message) {
+void WaitReports::on_waiting(const detector::Waiting& message) {
   if (stopped_) return;
   Query& query = queries_[message.group];
   if (query.seq != message.seq) query = Query(message.seq);
@@ -150,16 +132,12 @@ void WaitReports::on_waiting(const DetectorMessage& message) {
   query.pause_s = std::max(callbacks_.after_s, 2 * query.pause_s);
   query.not_before =
       now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(0.9 * query.pause_s));
-  ByteReader reader(message.text);
-  query.call = reader.get_string(kMostCall);
-  query.waited_s = static_cast<double>(reader.get<std::uint64_t>()) / 1000;
-  query.members.clear();
-  for (auto left = reader.get<std::uint32_t>(); left > 0; --left) query.members.push_back(reader.get<std::int32_t>());
+  query.call = message.call;
+  query.waited_s = static_cast<double>(message.waited_ms) / 1000;
+  query.members = message.members;
   query.answers.clear();
   query.open = true;
-  DetectorMessage asked = message;
-  asked.kind = Kind::query_progress;
-  asked.text.clear();
+  const detector::QueryProgress asked{.group = message.group};
   callbacks_.loop->call_at(Deadline::after(kAnswerLimit), [weak = weak_from_this(), group = message.group] {
     if (const auto self = weak.lock()) self->finish(group);
   });
@@ -175,7 +153,7 @@ void WaitReports::on_waiting(const DetectorMessage& message) {
   }
 }
 
-void WaitReports::on_progress_reply(const DetectorMessage& answer) {
+void WaitReports::on_progress_reply(const detector::ProgressReply& answer) {
   const auto it = queries_.find(answer.group);
   if (stopped_ || it == queries_.end() || !it->second.open) return;
   it->second.answers[answer.rank] = answer;

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "comm/net/event_loop.h"
-#include "comm/session/detector_wire.h"
+#include "comm/session/detector_message.h"
 
 namespace maniple {
 
@@ -52,18 +52,18 @@ class WaitReports : public std::enable_shared_from_this<WaitReports> {
     std::function<std::vector<Group>()> groups;
     std::function<std::string(int rank)> describe;
     /// Send to the leader, and from the leader to a rank. Empty if all ranks are in this process.
-    std::function<void(const DetectorMessage& message)> send_to_leader;
-    std::function<void(int rank, const DetectorMessage& message)> ask;
+    std::function<void(const detector::Waiting& message)> send_to_leader;
+    std::function<void(int rank, const detector::QueryProgress& message)> ask;
   };
 
   static std::shared_ptr<WaitReports> start(Callbacks callbacks);
   void stop();
 
   /// The reply to a query for this rank's progress.
-  DetectorMessage progress(const DetectorMessage& query) const;
+  detector::ProgressReply progress(const detector::QueryProgress& query) const;
   // Called on the leader.
-  void on_waiting(const DetectorMessage& message);
-  void on_progress_reply(const DetectorMessage& answer);
+  void on_waiting(const detector::Waiting& message);
+  void on_progress_reply(const detector::ProgressReply& answer);
 
  private:
   struct Logged {  // about a group's running call, or its oldest message
@@ -79,7 +79,7 @@ class WaitReports : public std::enable_shared_from_this<WaitReports> {
     bool open = false;
     double waited_s = 0;
     std::string call;
-    std::map<int, DetectorMessage> answers;
+    std::map<int, detector::ProgressReply> answers;
     std::vector<int> members;
   };
   explicit WaitReports(Callbacks callbacks) : callbacks_(std::move(callbacks)) {}

@@ -1,114 +1,103 @@
 #include "comm/session/mismatch_report.h"
 
-#include <future>
 #include <vector>
 
 #include <gtest/gtest.h>
 
-namespace maniple {
+namespace maniple::detector {
 namespace {
 
-TEST(ComparedCalls, TravelAsText) {
-  for (const ComparedCalls& compared : {ComparedCalls{}, ComparedCalls{.members = {3, 0, 1023}, .arguments = false}}) {
-    const ComparedCalls read = decode_compared_calls(encode(compared));
-    EXPECT_EQ(read.members, compared.members);
-    EXPECT_EQ(read.arguments, compared.arguments);
-  }
-}
-
-TEST(ComparedCalls, MalformedTextIsRefused) {
-  const std::string text = encode({.members = {1, 2}, .arguments = true});
-  for (std::size_t length = 0; length < text.size(); ++length)
-    EXPECT_THROW(decode_compared_calls(text.substr(0, length)), ProtocolError) << length;
-  EXPECT_THROW(decode_compared_calls(text + '\0'), ProtocolError);
-  EXPECT_THROW(decode_compared_calls(std::string("\1\xff\xff\xff\xff", 5)), ProtocolError);
-}
-
-// Rank 0 of a world of four leads; the test replies for the others.
-class Compare : public testing::Test {
+// Rank 0 of a world of four leads; the test replies for all.
+class CompareTest : public testing::Test {
  protected:
-  Compare() {
-    MismatchReports::Callbacks callbacks;
-    callbacks.loop = loop_;
-    callbacks.rank = 0;
-    callbacks.called = [this](const std::string&, std::uint64_t) { return RankCall{.rank = 0, .call = calls_[0]}; };
-    callbacks.send = [this](int rank, const DetectorMessage& query) {
-      asked_.push_back(rank);
-      DetectorMessage answer = query;
-      answer.rank = rank;
-      answer.text = calls_[static_cast<std::size_t>(rank)];
-      answer.kind = answer.text.empty() ? DetectorMessage::Kind::call_pending : DetectorMessage::Kind::call_reply;
-      loop_->post([reports = reports_, answer] { reports->answered(answer); });
-    };
-    callbacks.finished = [this](const DetectorMessage& abort) { finished_.set_value(abort); };
-    reports_ = std::make_shared<MismatchReports>(callbacks);
+  void compare(bool arguments = true, std::vector<std::int32_t> members = {}) {
+    Effects effects;
+    reports_.compare(
+        {.rank = 1, .seq = 7, .group = "world", .arguments = arguments, .members = std::move(members)}, {1, 2, 3}, now_,
+        effects);
+    reply(effects);
   }
-  ~Compare() override {
-    loop_->post_and_wait([this] { reports_->stop(); });
+  /// Lets the time pass until the next timer.
+  void wait() {
+    ASSERT_TRUE(reports_.due());
+    now_ = *reports_.due();
+    Effects effects;
+    reports_.wake({1, 2, 3}, now_, effects);
+    reply(effects);
+  }
+  void reply(const Effects& effects) {
+    for (const Effect& effect : effects) {
+      const auto* send = std::get_if<Send>(&effect);
+      const int rank = send == nullptr ? 0 : send->to;
+      if (send != nullptr) asked_.push_back(rank);
+      const auto& query = send == nullptr ? std::get<LookUpCall>(effect).query : std::get<QueryCall>(send->message);
+      reports_.answered(query, {.rank = rank, .call = calls_[static_cast<std::size_t>(rank)]});
+    }
+    for (Abort& abort : reports_.take_finished()) finished_.push_back(std::move(abort));
   }
 
-  void compare(const ComparedCalls& compared) {
-    DetectorMessage question;
-    question.kind = DetectorMessage::Kind::compare;
-    question.rank = 1;
-    question.group = "world";
-    question.seq = 7;
-    question.text = encode(compared);
-    loop_->post_and_wait([&] { reports_->compare(question, {1, 2, 3}); });
-    loop_->post_and_wait([] {});  // the replies have been handled
-  }
-  bool is_finished() { return result_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
-
-  std::shared_ptr<EventLoop> loop_ = EventLoop::shared();
+  Time now_{std::chrono::seconds(100)};
   std::vector<std::string> calls_{"barrier #7", "barrier #7", "barrier #7", "barrier #7"};
   std::vector<int> asked_;
-  std::promise<DetectorMessage> finished_;
-  std::future<DetectorMessage> result_ = finished_.get_future();
-  std::shared_ptr<MismatchReports> reports_;
+  std::vector<Abort> finished_;
+  MismatchReports reports_{0};
 };
 
-TEST_F(Compare, EqualCallsAndLateRanksAreNoErrors) {
+TEST_F(CompareTest, EqualCallsAndLateRanksAreNoErrors) {
   calls_[2].clear();
-  compare({});
+  compare();
   EXPECT_EQ(asked_, (std::vector<int>{1, 2, 3}));
-  EXPECT_FALSE(is_finished());
+  EXPECT_TRUE(finished_.empty());
+  EXPECT_FALSE(reports_.due()) << "it does not wait for the late rank";
 }
 
-TEST_F(Compare, ADifferenceIsFoundAlthoughOneRankIsLate) {
+TEST_F(CompareTest, ADifferenceIsFoundAlthoughOneRankIsLate) {
   calls_[1] = "all_reduce #7 float32[2] sum";
   calls_[2].clear();
-  compare({});
-  ASSERT_TRUE(is_finished());
-  const ErrorInfo error = result_.get().error;
+  compare();
+  ASSERT_EQ(finished_.size(), 1u);
+  const ErrorInfo& error = finished_.front().error;
   EXPECT_EQ(error.kind, ErrorKind::mismatch);
   EXPECT_EQ(error.origin, 1);
   EXPECT_EQ(error.calls.size(), 3u);
 }
 
-TEST_F(Compare, OnlyMembersAreAsked) {
+TEST_F(CompareTest, OnlyMembersAreAsked) {
   calls_[0] = "all_reduce #7 float32[2] sum";  // of a group that the leader is not in
-  compare({.members = {1, 3}});
+  compare(true, {1, 3});
   EXPECT_EQ(asked_, (std::vector<int>{1, 3}));
-  EXPECT_FALSE(is_finished());
+  EXPECT_TRUE(finished_.empty());
 }
 
-TEST_F(Compare, ArgumentsMayBeLeftOut) {
+TEST_F(CompareTest, ArgumentsMayBeLeftOut) {
   calls_[1] = "all_gather #7 float32[2]";
   calls_[0] = calls_[2] = calls_[3] = "all_gather #7 float32[3]";
-  compare({.members = {}, .arguments = false});
-  EXPECT_FALSE(is_finished());
+  compare(false);
+  EXPECT_TRUE(finished_.empty());
 }
 
 // Many ranks send the question at about the same time, and some later.
-TEST_F(Compare, ARepeatedQuestionIsAnsweredOnceMoreLater) {
-  compare({});
+TEST_F(CompareTest, ARepeatedQuestionIsAnsweredOnceMoreLater) {
+  compare();
   calls_[3] = "broadcast #7 float32[2] root 0";
-  compare({});
-  compare({});
+  compare();
+  compare();
   EXPECT_EQ(asked_.size(), 3u);
-  result_.wait();
-  loop_->post_and_wait([&] { EXPECT_EQ(asked_.size(), 6u); });
+  wait();
+  EXPECT_EQ(asked_.size(), 6u);
+  EXPECT_EQ(finished_.size(), 1u);
+}
+
+TEST_F(CompareTest, ARankThatIsGoneIsNotAwaited) {
+  Effects effects;
+  reports_.begin({.rank = 1, .seq = 7, .group = "world", .error = {.kind = ErrorKind::mismatch}}, {1, 2, 3}, now_,
+                 effects);
+  effects.resize(3);
+  reply(effects);  // of ranks 0 to 2
+  EXPECT_TRUE(finished_.empty());
+  reports_.forget(3);
+  EXPECT_EQ(reports_.take_finished().size(), 1u);
 }
 
 }  // namespace
-}  // namespace maniple
+}  // namespace maniple::detector

@@ -1,69 +1,15 @@
-#include "comm/session/detector_wire.h"
+#include "comm/session/detector_link.h"
 
 #include <cerrno>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "comm/base/codec.h"
-#include "comm/base/error_codec.h"
 #include "comm/base/system_error.h"
 
 namespace maniple {
-namespace {
-
-constexpr std::size_t kMostGroup = 1024;
-constexpr std::size_t kMostText = 48 * 1024;
-constexpr std::size_t kMostPlace = 1024;
-
-}  // namespace
-
-std::string encode(const DetectorMessage& message) {
-  ByteWriter body;
-  body.put(message.kind);
-  body.put(message.rank);
-  body.put(message.seq);
-  body.put_string(std::string_view(message.group).substr(0, kMostGroup));
-  const bool aborts = message.kind == DetectorMessage::Kind::abort;
-  body.put_string(aborts ? encode_error(message.error, kMostText) : message.text.substr(0, kMostText));
-  if (message.kind == DetectorMessage::Kind::call_reply) body.put_string(message.place.substr(0, kMostPlace));
-  ByteWriter frame;
-  frame.put_string(body.bytes());
-  return frame.take();
-}
-
-DetectorMessage decode_control_message(std::string_view bytes) {
-  ByteReader reader(bytes);
-  DetectorMessage message;
-  const auto kind = reader.get<std::uint8_t>();
-  if (kind < 1 || kind > static_cast<std::uint8_t>(DetectorMessage::Kind::alive))
-    throw ProtocolError("a control message of unknown kind " + std::to_string(kind));
-  message.kind = static_cast<DetectorMessage::Kind>(kind);
-  message.rank = reader.get<std::int32_t>();
-  message.seq = reader.get<std::uint64_t>();
-  message.group = reader.get_string(kMostGroup);
-  const std::string_view text = reader.get_string(kMostText);
-  if (message.kind == DetectorMessage::Kind::abort) {
-    message.error = decode_error(text);
-  } else {
-    message.text = text;
-  }
-  if (message.kind == DetectorMessage::Kind::call_reply) message.place = reader.get_string(kMostPlace);
-  reader.expect_end();
-  return message;
-}
-
-namespace {
-
-bool is_said_again(const DetectorMessage& message) {
-  using Kind = DetectorMessage::Kind;
-  return message.kind == Kind::heartbeat || message.kind == Kind::query_call || message.kind == Kind::compare;
-}
-
-}  // namespace
-
 DetectorLink::DetectorLink(std::shared_ptr<EventLoop> loop, SecureConnection connection)
-    : loop_(std::move(loop)), stream_(std::move(connection), length_prefixed<kMostControlBytes>()) {}
+    : loop_(std::move(loop)), stream_(std::move(connection), length_prefixed<detector::kMaxFrameBytes>()) {}
 
 DetectorLink::~DetectorLink() { close(); }
 
@@ -119,20 +65,22 @@ void DetectorLink::read() {
 }
 
 void DetectorLink::take_messages() {
+  const auto heard = stream_.heard();
+  bool whole = false;
   while (stream_.is_open()) {
     const auto message = stream_.next();
-    if (!message) return;
-    const DetectorMessage decoded = decode_control_message(message->body);
-    has_received_ = true;
-    owner_.message(decoded);
+    if (!message) break;
+    whole = true;
+    owner_.message(detector::decode(message->body));
   }
+  if (!whole && stream_.is_open() && stream_.heard() != heard && owner_.heard) owner_.heard();
 }
 
-void DetectorLink::send(const DetectorMessage& message) {
+void DetectorLink::send(const detector::Message& message) {
   if (!stream_.is_open()) return;
-  if (!stream_.idle() && is_said_again(message)) return;
+  if (!stream_.idle() && detector::is_repeated(message)) return;
   if (stream_.queued_bytes() > kMostBacklog) return;
-  stream_.queue(encode(message));
+  stream_.queue(detector::encode(message));
   flush();
 }
 
