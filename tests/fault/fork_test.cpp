@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "comm/group/work_state.h"
+#include "comm/backend/work_state.h"
 #include "comm/shm/sleeper.h"
 #include "fault/expect_error.h"
 #include "fault/ways.h"

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "comm/backend/plugin/load.h"
+#include "comm/backend/work_state.h"
 #include "comm/capi/handles.h"
-#include "comm/group/work_state.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 #include "plugins/device_place.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/backend/plugin/load.h"
-#include "comm/group/work_state.h"
+#include "comm/backend/work_state.h"
 #include "fault/expect_error.h"
 #include "harness/run_ranks.h"
 

@@ -155,6 +155,29 @@ ErrorInfo info_of(const std::exception_ptr& error) {
   return info;
 }
 
+std::exception_ptr with_context(const ErrorInfo& context, const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const InvalidArgument&) {
+    return error;
+  } catch (const Unsupported&) {
+    return error;
+  } catch (const Error& e) {
+    ErrorInfo info = e.info();
+    if (!info.operation.empty()) info.reason = e.what();
+    info.operation = context.operation;
+    info.sequence = context.sequence;
+    info.arguments = context.arguments;
+    info.group = context.group;
+    info.rank = context.rank;
+    info.size = context.size;
+    if (info.origin < 0) info.origin = context.origin;
+    return make_error(std::move(info));
+  } catch (...) {
+    return error;
+  }
+}
+
 std::string encode_report(const FailureReport& report) {
   ByteWriter writer;
   writer.put(std::int32_t{report.rank});

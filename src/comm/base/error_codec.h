@@ -31,6 +31,10 @@ std::exception_ptr make_error(ErrorInfo info);
 /// The fields of an exception. A foreign exception becomes `aborted`, with its text as the reason.
 ErrorInfo info_of(const std::exception_ptr& error);
 
+/// The same error, attributed to the call that `context` names (operation to size, and origin). The text of another
+/// call's error becomes the reason. InvalidArgument and Unsupported are returned unchanged.
+std::exception_ptr with_context(const ErrorInfo& context, const std::exception_ptr& error);
+
 /// Sent by a worker to the launcher, in one packet, when a group fails (the first failure of each group) or when init()
 /// fails: see report_failure. The launcher keeps the report from which later ones follow, in case the worker ends.
 struct FailureReport {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "comm/backend/work_state.h"
 #include "comm/capi/handles.h"
-#include "comm/group/work_state.h"
 
 namespace maniple {
 namespace {

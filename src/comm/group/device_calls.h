@@ -25,9 +25,9 @@
 
 #include "comm/backend/device/device_plugin.h"
 #include "comm/backend/plugin/load.h"
+#include "comm/backend/work_state.h"
 #include "comm/base/abort_signal.h"
 #include "comm/base/mutex.h"
-#include "comm/group/work_state.h"
 #include "comm/transport/message.h"
 #include <maniple/comm/process_group.h>
 #include <maniple/export.h>

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "comm/base/check.h"
+#include "comm/base/error_codec.h"
 #include "comm/group/group_impl.h"
 
 namespace maniple {

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>  // join
 
+#include "comm/base/error_codec.h"
 #include "comm/base/threads.h"
 #include "comm/group/group_impl.h"
 

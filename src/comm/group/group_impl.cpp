@@ -1,6 +1,7 @@
 #include "comm/group/group_impl.h"
 
 #include <poll.h>
+#include <pthread.h>
 
 #include <thread>
 
@@ -10,6 +11,7 @@
 #include "comm/base/environment.h"
 #include "comm/base/error_codec.h"
 #include "comm/base/log.h"
+#include "comm/base/threads.h"
 #include "comm/collective/algorithms.h"
 #include "comm/group/validate.h"
 #include "comm/session/mismatch_report.h"
@@ -325,26 +327,39 @@ Work detail::GroupImpl::start_tasks(Op op, const CallOptions& call, std::functio
   return Work(state);
 }
 
-std::exception_ptr with_context(const ErrorInfo& context, const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const InvalidArgument&) {
-    return error;
-  } catch (const Unsupported&) {
-    return error;
-  } catch (const Error& e) {
-    ErrorInfo info = e.info();
-    if (!info.operation.empty()) info.reason = e.what();
-    info.operation = context.operation;
-    info.sequence = context.sequence;
-    info.arguments = context.arguments;
-    info.group = context.group;
-    info.rank = context.rank;
-    info.size = context.size;
-    if (info.origin < 0) info.origin = context.origin;
-    return make_error(std::move(info));
-  } catch (...) {
-    return error;
+TaskQueue::~TaskQueue() {
+  {
+    const MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void TaskQueue::push(std::function<void()> task) {
+  {
+    const MutexLock lock(mutex_);
+    if (!thread_.joinable()) {
+      thread_ = start_thread("the operations of a group", [this] { run(); });
+      ::pthread_setname_np(thread_.native_handle(), "maniple-group");
+    }
+    tasks_.push_back(std::move(task));
+  }
+  changed_.notify_one();
+}
+
+void TaskQueue::run() {
+  on_group_thread = true;
+  MutexLock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this]() MANIPLE_REQUIRES(mutex_) { return stopping_ || !tasks_.empty(); });
+    if (tasks_.empty()) return;
+    auto task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    task();
+    task = nullptr;
+    lock.lock();
   }
 }
 

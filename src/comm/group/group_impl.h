@@ -8,19 +8,22 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "comm/backend/backend.h"
+#include "comm/backend/work_state.h"
 #include "comm/base/fork_guard.h"
 #include "comm/base/mutex.h"
 #include "comm/base/ticks.h"
 #include "comm/group/device_calls.h"
 #include "comm/group/recorder.h"
-#include "comm/group/work_state.h"
 #include <maniple/comm/process_group.h>
 #include <maniple/export.h>
 
@@ -35,6 +38,22 @@ struct GroupFacts {
   TransportKind transport = TransportKind::automatic;
   std::string algorithm;
   Seconds timeout{};
+};
+
+/// A thread that runs tasks in order; it starts with the first task.
+class TaskQueue {
+ public:
+  TaskQueue() = default;
+  ~TaskQueue();  ///< runs the queued tasks (they fail fast once the group is aborted), then ends
+  void push(std::function<void()> task);
+
+ private:
+  void run();
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<std::function<void()>> tasks_ MANIPLE_GUARDED_BY(mutex_);
+  bool stopping_ MANIPLE_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
 };
 
 class detail::GroupImpl {
@@ -192,9 +211,5 @@ class detail::GroupImpl {
   std::uint64_t monitored_cleared_ = 0;
   TaskQueue queue_;  // last: its thread uses the members above
 };
-
-/// The same error, attributed to the call that `context` names (operation to size, and origin). The text of another
-/// call's error becomes the reason. InvalidArgument and Unsupported are returned unchanged.
-std::exception_ptr with_context(const ErrorInfo& context, const std::exception_ptr& error);
 
 }  // namespace maniple

@@ -23,7 +23,7 @@
 #include "comm/base/log.h"
 #include "comm/group/device_calls.h"
 #include "comm/group/group_impl.h"
-#include "comm/group/work_state.h"
+#include "comm/backend/work_state.h"
 #include "train/tensor/public_call.h"
 #include "train/tensor/torch_compat.h"
 #include <maniple/dist.h>

@@ -1,12 +1,10 @@
-// The state of an asynchronous operation, shared by all copies of its Work, and the queue that runs such operations.
+// The state of an asynchronous operation, shared by all copies of its Work: on the host, or enqueued on a stream.
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "comm/backend/device/device_plugin.h"
@@ -117,21 +115,5 @@ inline Work done_work() {
   }
   return Work(std::shared_ptr<detail::WorkState>(std::shared_ptr<void>(), state));
 }
-
-/// A thread that runs tasks in order; it starts with the first task.
-class TaskQueue {
- public:
-  TaskQueue() = default;
-  ~TaskQueue();  ///< runs the queued tasks (they fail fast once the group is aborted), then ends
-  void push(std::function<void()> task);
-
- private:
-  void run();
-  Mutex mutex_;
-  CondVar changed_;
-  std::deque<std::function<void()>> tasks_ MANIPLE_GUARDED_BY(mutex_);
-  bool stopping_ MANIPLE_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
-};
 
 }  // namespace maniple

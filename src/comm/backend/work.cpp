@@ -1,10 +1,7 @@
 #include <maniple/comm/work.h>
 
-#include <pthread.h>
-
+#include "comm/backend/work_state.h"
 #include "comm/base/check.h"
-#include "comm/base/threads.h"
-#include "comm/group/work_state.h"
 
 namespace maniple {
 namespace {
@@ -170,42 +167,6 @@ Work Work::then(std::function<void()> next) const {
   }
   run();
   return Work(following);
-}
-
-TaskQueue::~TaskQueue() {
-  {
-    const MutexLock lock(mutex_);
-    stopping_ = true;
-  }
-  changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
-}
-
-void TaskQueue::push(std::function<void()> task) {
-  {
-    const MutexLock lock(mutex_);
-    if (!thread_.joinable()) {
-      thread_ = start_thread("the operations of a group", [this] { run(); });
-      ::pthread_setname_np(thread_.native_handle(), "maniple-group");
-    }
-    tasks_.push_back(std::move(task));
-  }
-  changed_.notify_one();
-}
-
-void TaskQueue::run() {
-  on_group_thread = true;
-  MutexLock lock(mutex_);
-  for (;;) {
-    changed_.wait(lock, [this]() MANIPLE_REQUIRES(mutex_) { return stopping_ || !tasks_.empty(); });
-    if (tasks_.empty()) return;
-    auto task = std::move(tasks_.front());
-    tasks_.pop_front();
-    lock.unlock();
-    task();
-    task = nullptr;
-    lock.lock();
-  }
 }
 
 }  // namespace maniple
