@@ -1,5 +1,5 @@
 // A device plugin whose device is this host, in the place of "cuda": what Maniple does around streams
-// (comm/group/device_calls.h) is tested by it where there is no GPU. A stream is a thread that runs what it is given in
+// (comm/backend/device/) is tested by it where there is no GPU. A stream is a thread that runs what it is given in
 // order; device memory is any memory. The engine can sum up to 1024 int32 over the ranks of one host, and
 // barriers; all else goes through host memory.
 #include <sys/mman.h>

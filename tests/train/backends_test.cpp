@@ -65,7 +65,7 @@ struct Case {
 std::vector<Case> others() {
   std::vector<Case> all;
   for (const BackendEntry& entry : backends()) {
-    if (entry.name == "native" || entry.make == nullptr || !entry.missing().empty()) continue;
+    if (entry.name == "native" || entry.device != DeviceType::cpu || !entry.missing().empty()) continue;
     for (const int n : {2, 3}) all.push_back({std::string(entry.name), n});
   }
   return all;

@@ -161,7 +161,7 @@ Work ProcessGroup::all_reduce_coalesced(std::span<const Buffer> buffers, ReduceO
     std::vector<Operation> operations;
     for (const Buffer& buffer : buffers)
       operations.push_back(all_reduce_operation({rank(), size()}, buffer, buffer, op, call));
-    return impl_->device_calls().run_all(std::move(operations), call);
+    return impl_->enqueue(operations, call);
   }
   if (call.async_op) {
     return impl_->start_tasks(Op::all_reduce, call,

@@ -118,34 +118,17 @@ void detail::GroupImpl::set_up(Deadline deadline) {
   };
   barrier();
   if (choice.device != nullptr) {
-    const DevicePluginEntry& engine = load_device_plugin(choice.device->name);
-    auto device = std::make_unique<DeviceCalls>(*this, &engine, facts_.device, deadline);
-    {
-      const MutexLock lock(device_mutex_);
-      device_ = std::move(device);
-    }
+    make_engine(*choice.device, context);
     barrier();  // ranks fetch memory from each other, so no rank may leave before all have done so
   }
   made->store(true);
-}
-
-DeviceCalls& detail::GroupImpl::device_calls() {
-  const MutexLock lock(device_mutex_);
-  if (!device_) device_ = std::make_unique<DeviceCalls>(*this, nullptr, -1, Deadline::never());
-  return *device_;
-}
-
-void detail::GroupImpl::begin_on_device(Operation& op) {
-  op.seq = ++seq_;
-  op.ranks = size();
-  recorder_->begin(op);
 }
 
 // Never runs in a child of fork(): see ~ProcessGroup.
 detail::GroupImpl::~GroupImpl() {
   if (!is_member()) return;
   // Device operations were done for the caller once enqueued, but late ranks still need them.
-  if (device_) device_->finish();
+  drain_devices();
   leaving_.store(true);
   // Queued operations must not wait for peers: they fail at once.
   if (queued_.load() != 0) {

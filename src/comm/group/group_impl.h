@@ -4,6 +4,7 @@
 //   run -> run_now -> run_tasks                in the calling thread if the group is idle, otherwise like start
 //   run -> start -> start_tasks                async_op: in the group's own thread (the queue), returns a Work
 //   execute                                    one operation: assigns its number, records it, calls Backend::run
+//   run -> enqueue                             device memory: the same, but calls Backend::enqueue (device_memory.cpp)
 //   fail -> propagate, failure                 it threw: aborts the group on all ranks; the error names the call
 #pragma once
 
@@ -22,7 +23,6 @@
 #include "comm/base/fork_guard.h"
 #include "comm/base/mutex.h"
 #include "comm/base/ticks.h"
-#include "comm/group/device_calls.h"
 #include "comm/group/recorder.h"
 #include <maniple/comm/process_group.h>
 #include <maniple/export.h>
@@ -90,7 +90,7 @@ class detail::GroupImpl {
   /// Runs the operation, or starts it if `call.async_op` is set.
   Work run(Operation operation, const CallOptions& call) {
     if (!operation.device.is_cpu()) [[unlikely]]
-      return device_calls().run(std::move(operation), call);
+      return enqueue({&operation, 1}, call);
     if (call.async_op) return start(std::move(operation), call);
     run_now(operation, call);
     return done_work();
@@ -121,9 +121,6 @@ class detail::GroupImpl {
 
   /// Runs one collective, records it and handles its failure. Call only within run_tasks and start_tasks.
   void execute(Operation& operation, OperationContext& context);
-  /// Numbers and records an operation that is enqueued on a stream, without running it.
-  void begin_on_device(Operation& operation);
-  void end_on_device(std::uint64_t seq, bool failed) noexcept { recorder_->end(seq, failed); }
   /// Call inside a catch handler for such an operation's failure: aborts the group on all ranks and throws an error
   /// that names the call.
   [[noreturn]] void fail(const Operation& operation);
@@ -138,8 +135,20 @@ class detail::GroupImpl {
   MessageWait oldest_message() const;
 
   // ---- Device memory ---------------------------------------------------------------------------------------------
-  /// Created on first use, unless the group's backend is for GPUs. Throws Unsupported if the GPU runtime is missing.
-  DeviceCalls& device_calls();
+  // All throw Unsupported if the GPU runtime is missing.
+  /// Enqueues the operations on one device, as one where the backend can.
+  Work enqueue(std::span<Operation> operations, const CallOptions& call);
+  /// Returns one Work per message. `source`: as in ProcessGroup::irecv.
+  std::vector<Work> enqueue_messages(std::span<const PointToPoint> operations, int* source, const CallOptions& call);
+  /// Matches messages by tag from now on. A backend that matches messages in the order of the calls is bypassed: they
+  /// go through host memory. All ranks call it, before their first message.
+  void match_by_tags() noexcept { by_tags_ = true; }
+  /// Returns a Work that completes when the stream's current contents do; `keep` lives until then.
+  Work mark(Device device, void* stream, std::shared_ptr<void> keep);
+  /// The backend for registered memory on the device.
+  Backend& backend_for(Device device);
+  /// The GPU of this rank, if the group's backend is for GPUs.
+  int device();
   /// Whether the group's backend is for GPUs, which makes registered memory on them possible.
   bool has_device_engine() const noexcept { return device_engine_; }
   /// Whether CPU tensors are accepted (BackendChoice).
@@ -154,9 +163,6 @@ class detail::GroupImpl {
   /// The fields of this call's error: operation, group, ranks; no reason yet.
   ErrorInfo context_of(std::string_view operation, std::uint64_t sequence = 0, std::string arguments = {}) const;
 
-  /// The first rank that left the group in good order before this call; -1: none is known to have left.
-  int left_before(std::uint64_t seq) const;
-
   std::uint64_t next_group() noexcept { return ++groups_; }
   std::uint64_t next_allocation() noexcept { return ++allocations_; }
   std::uint64_t next_monitored() noexcept { return ++monitored_; }
@@ -164,12 +170,23 @@ class detail::GroupImpl {
   std::uint64_t& monitored_cleared() noexcept { return monitored_cleared_; }
 
  private:
-  friend class maniple::DeviceCalls;
   struct Release {
     std::atomic<bool>& busy;
     ~Release() { busy.store(false, std::memory_order_release); }
   };
+  class DeviceObserver;
+  struct Devices;
   void set_up(Deadline deadline);
+  void make_engine(const BackendEntry& engine, BackendContext context);
+  /// Created on first use, unless the group's backend is for GPUs.
+  Devices& devices();
+  /// An operation whose host part runs in the group's thread, in the order of the calls.
+  Work enqueue_in_parts(Backend& backend, Operation& operation, const StreamCall& stream_call, const CallOptions& call);
+  /// Waits for enqueued work before the group is destroyed: until it completes, the group fails, or all others have
+  /// left.
+  void drain_devices();
+  /// The first rank that left the group in good order before this call; -1: none is known to have left.
+  int left_before(std::uint64_t seq) const;
   void warn_not_member(std::string_view operation);
   [[noreturn]] void throw_unusable(Op op, const CallOptions& call);
   /// Aborts the group on all ranks for this error unless it is aborted already. Returns the first cause if that
@@ -191,7 +208,8 @@ class detail::GroupImpl {
   bool device_engine_ = false;
   Mutex device_mutex_;
   /// Declared after the backend, which finishes its messages.
-  std::unique_ptr<DeviceCalls> device_ MANIPLE_GUARDED_BY(device_mutex_);
+  std::shared_ptr<Devices> devices_ MANIPLE_GUARDED_BY(device_mutex_);
+  bool by_tags_ = false;
   ForkGuard guard_;
   // In the group: a call on this rank has thrown the first cause. Outside: the warning has been logged.
   std::atomic<bool> thrown_{false};

@@ -7,12 +7,6 @@
 #include "comm/group/validate.h"
 
 namespace maniple {
-namespace {
-
-Device device_of(const PointToPoint& p2p) { return p2p.op == Op::send ? p2p.out.device : p2p.in.device; }
-
-}  // namespace
-
 void detail::GroupImpl::describe_message(const PointToPoint& p2p, Message& message) const {
   const bool sends = p2p.op == Op::send;
   MANIPLE_REQUIRE(sends || p2p.op == Op::recv, "a batch holds send and recv, not {}", to_string(p2p.op));
@@ -66,11 +60,11 @@ int detail::GroupImpl::run_message(const PointToPoint& p2p, const CallOptions& c
   require_usable(p2p.op, call);
   if (!device_of(p2p).is_cpu()) [[unlikely]] {
     if (p2p.peer != kAnySource) {
-      device_calls().start_messages({&p2p, 1}, nullptr, call);
+      enqueue_messages({&p2p, 1}, nullptr, call);
       return p2p.peer;
     }
     int source = kAnySource;
-    device_calls().start_messages({&p2p, 1}, &source, call).front().synchronize();  // sets `source`
+    enqueue_messages({&p2p, 1}, &source, call).front().synchronize();  // sets `source`
     return source;
   }
   Message quick;
@@ -92,7 +86,7 @@ std::vector<Work> detail::GroupImpl::start_messages(std::span<const PointToPoint
   if (!operations.empty() && !device_of(operations.front()).is_cpu()) [[unlikely]] {
     CallOptions on_device = call;
     on_device.async_op = true;
-    return device_calls().start_messages(operations, source, on_device);
+    return enqueue_messages(operations, source, on_device);
   }
   std::vector<std::shared_ptr<Message>> messages;
   std::vector<Work> works;

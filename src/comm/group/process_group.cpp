@@ -126,8 +126,7 @@ RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Device device, const 
     try {
       const std::vector<std::size_t> bytes_of_all(all.begin(), all.end());
       const std::uint64_t number = impl_->next_allocation();
-      memory = device.is_cpu() ? impl_->backend().allocate(bytes_of_all, number, context.deadline())
-                               : impl_->device_calls().allocate(bytes_of_all, number, context.deadline());
+      memory = impl_->backend_for(device).allocate(bytes_of_all, number, context.deadline());
     } catch (...) {
       sizes.op = Op::allocate;  // the name of the caller's operation
       impl_->fail(sizes);

@@ -14,6 +14,8 @@ struct GroupShape {
   int size;
 };
 
+inline Device device_of(const PointToPoint& p2p) { return p2p.op == Op::send ? p2p.out.device : p2p.in.device; }
+
 /// Requires a valid dtype, at most 2^48 bytes, and a non-null buffer unless the count is 0.
 void require_memory(Op op, const char* what, ConstBuffer buffer);
 

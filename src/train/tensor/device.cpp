@@ -19,11 +19,10 @@
 #include <c10/cuda/CUDAStream.h>
 #endif
 
+#include "comm/backend/work_state.h"
 #include "comm/base/check.h"
 #include "comm/base/log.h"
-#include "comm/group/device_calls.h"
 #include "comm/group/group_impl.h"
-#include "comm/backend/work_state.h"
 #include "train/tensor/public_call.h"
 #include "train/tensor/torch_compat.h"
 #include <maniple/dist.h>
@@ -114,8 +113,7 @@ Work run_on_device(ProcessGroup& group, Device device, CallOptions call, std::ve
   call.async_op = false;
   (void)start(call);
   write_back_all(tensors);
-  return group.impl().device_calls().mark(device, call.stream,
-                                          std::make_shared<std::vector<Staged>>(std::move(tensors)));
+  return group.impl().mark(device, call.stream, std::make_shared<std::vector<Staged>>(std::move(tensors)));
 }
 
 Work finish_on_device(const Work& work, Device device, std::vector<Staged> tensors) {
