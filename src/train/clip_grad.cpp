@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "comm/base/check.h"
-#include "comm/group/group_impl.h"
+#include "comm/group/tensor_calls.h"
 #include "train/tensor/public_call.h"
 #include "train/tensor/torch_compat.h"
 #include "train/tensor_layout.h"
@@ -103,7 +103,7 @@ torch::Device device_for(const std::vector<Gradient>& gradients, const std::vect
                          const std::shared_ptr<ProcessGroup>& group) {
   if (!gradients.empty()) return gradients.front().tensor.device();
   if (!parameters.empty()) return parameters.front().device();
-  if (group && !group->impl().serves_host_tensors()) return torch::empty({0}, torch::Device(torch::kCUDA)).device();
+  if (group && !serves_host_tensors(*group)) return torch::empty({0}, torch::Device(torch::kCUDA)).device();
   return torch::kCPU;
 }
 

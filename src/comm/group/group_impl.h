@@ -25,9 +25,8 @@
 #include "comm/base/ticks.h"
 #include "comm/group/recorder.h"
 #include <maniple/comm/process_group.h>
-#include <maniple/export.h>
 
-namespace MANIPLE_API maniple {
+namespace maniple {
 
 struct GroupFacts {
   std::string name;

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "comm/base/check.h"
-#include "comm/group/group_impl.h"
+#include "comm/group/tensor_calls.h"
 #include "train/pipeline/agreement.h"
 #include "train/pipeline/stage_layouts.h"
 #include "train/pipeline/step.h"
@@ -66,8 +66,7 @@ std::vector<torch::Device> devices_of(const std::vector<torch::nn::AnyModule>& s
     return otherwise;
   };
   torch::Device common = torch::kCPU;
-  if (auto& impl = group.impl(); impl.has_device_engine())
-    common = {torch::kCUDA, static_cast<c10::DeviceIndex>(impl.device())};
+  if (const auto device = device_of(group)) common = {torch::kCUDA, static_cast<c10::DeviceIndex>(device->index)};
   for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) common = of_stage(*stage, common);
   std::vector<torch::Device> devices;
   for (const auto& stage : stages) devices.push_back(of_stage(stage, common));
@@ -145,7 +144,7 @@ Pipeline::Impl::Impl(std::vector<torch::nn::AnyModule> stages, PipelineOptions o
   std::iota(all.begin(), all.end(), 0);
   rank.group = given->new_group(all, {}, {.where = public_place()});
   // Each rank sends and posts receives in the order of its schedule, so messages are matched by tags.
-  rank.group->impl().match_by_tags();
+  match_by_tags(*rank.group);
   rank.devices = devices_of(rank.stages, *rank.group);
   rank.averagers.resize(rank.stages.size());
   exchange_names();

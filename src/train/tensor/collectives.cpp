@@ -3,6 +3,7 @@
 #include <atomic>
 #include <limits>
 
+#include "comm/backend/work_state.h"
 #include "comm/base/check.h"
 #include "comm/base/log.h"
 #include "train/tensor/run_operation.h"

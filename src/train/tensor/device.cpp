@@ -22,7 +22,7 @@
 #include "comm/backend/work_state.h"
 #include "comm/base/check.h"
 #include "comm/base/log.h"
-#include "comm/group/group_impl.h"
+#include "comm/group/tensor_calls.h"
 #include "train/tensor/public_call.h"
 #include "train/tensor/torch_compat.h"
 #include <maniple/dist.h>
@@ -75,7 +75,7 @@ Device require_one_device(ProcessGroup& group, const std::vector<Staged>& tensor
   }
   if (first == nullptr) return {};
   MANIPLE_REQUIRE(
-      !first->buffer().device.is_cpu() || group.impl().serves_host_tensors(),
+      !first->buffer().device.is_cpu() || serves_host_tensors(group),
       "{} is on the CPU, and backend {} communicates tensors of GPUs; pass tensor.cuda(), or make the group with "
       "backend \"cpu:native,cuda:{}\"",
       first->name(), group.backend(), group.backend());
@@ -113,7 +113,7 @@ Work run_on_device(ProcessGroup& group, Device device, CallOptions call, std::ve
   call.async_op = false;
   (void)start(call);
   write_back_all(tensors);
-  return group.impl().mark(device, call.stream, std::make_shared<std::vector<Staged>>(std::move(tensors)));
+  return mark(group, device, call.stream, std::make_shared<std::vector<Staged>>(std::move(tensors)));
 }
 
 Work finish_on_device(const Work& work, Device device, std::vector<Staged> tensors) {
@@ -341,7 +341,7 @@ Work finish_on_device(const Work& work, Device, std::vector<Staged> tensors) {
 
 RegisteredMemory allocate_for(ProcessGroup& group, std::size_t bytes, Device device) {
   if (device.is_cpu()) return group.allocate(bytes, {.where = public_place()});
-  if (group.impl().has_device_engine()) return group.allocate(bytes, device, {.where = public_place()});
+  if (device_of(group)) return group.allocate(bytes, device, {.where = public_place()});
   const auto options =
       torch::TensorOptions().dtype(torch::kUInt8).device(torch::kCUDA, static_cast<c10::DeviceIndex>(device.index));
   const auto memory = std::make_shared<torch::Tensor>(torch::zeros({static_cast<std::int64_t>(bytes)}, options));

@@ -1,6 +1,7 @@
 // The point-to-point operations of dist.h, and the meaning of their rank arguments.
 #include <algorithm>
 
+#include "comm/backend/work_state.h"
 #include "comm/base/check.h"
 #include "train/tensor/run_operation.h"
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/group/group_impl.h"
+#include "comm/group/tensor_calls.h"
 #include "train/tensor/device.h"
 #include "train/tensor/staged.h"
 #include <maniple/dist.h>
@@ -15,10 +15,6 @@ namespace maniple {
 inline std::shared_ptr<ProcessGroup> group_of(const DistOptions& options) {
   return options.group ? options.group : get_default_group();
 }
-
-/// False on a rank outside the group: the operation then does nothing, whatever its arguments. The first such operation
-/// logs a warning.
-inline bool takes_part(ProcessGroup& group, const char* operation) { return group.impl().takes_part(operation); }
 
 /// The group rank of a peer passed as `argument`. Throws InvalidArgument for a global rank outside the group; the group
 /// detects other mistakes.
