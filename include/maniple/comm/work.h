@@ -27,7 +27,6 @@ namespace MANIPLE_API maniple {
 
 namespace detail {
 struct WorkState;
-struct WorkAccess;
 }  // namespace detail
 
 class Work {
@@ -62,9 +61,9 @@ class Work {
 
   explicit Work(std::shared_ptr<detail::WorkState> state)  ///< internal
       : state_(std::move(state)) {}
+  const std::shared_ptr<detail::WorkState>& state() const noexcept { return state_; }  ///< internal
 
  private:
-  friend struct detail::WorkAccess;
   std::shared_ptr<detail::WorkState> state_;
 };
 

@@ -72,7 +72,7 @@ void Work::wait() const {
 }
 
 void order_after(const Work& work, void* handle) {
-  const detail::WorkState& state = *detail::WorkAccess::state(work);
+  const detail::WorkState& state = *work.state();
   const DeviceEnd& device = state.device;
   const DeviceStream stream{device.stream.device, handle};
   if (state.done.load(std::memory_order_acquire) && !device.captured) {
@@ -129,7 +129,7 @@ std::exception_ptr Work::error() const {
 }
 
 void when_done(const Work& work, std::function<void(const std::exception_ptr& error)> callback) {
-  const std::shared_ptr<detail::WorkState>& state = detail::WorkAccess::state(work);
+  const std::shared_ptr<detail::WorkState>& state = work.state();
   auto run = [state = state.get(), callback = std::move(callback)] { callback(state->error); };
   if (!state->done.load(std::memory_order_acquire)) {
     state->require_owned();

@@ -91,11 +91,6 @@ struct detail::WorkState {
   std::vector<std::function<void()>> follow MANIPLE_GUARDED_BY(mutex);  // run after done
 };
 
-/// The state behind a Work.
-struct detail::WorkAccess {
-  static const std::shared_ptr<WorkState>& state(const Work& work) noexcept { return work.state_; }
-};
-
 /// Orders later work in `stream`, a stream of the operation's device, after the operation. Throws its error if it has
 /// failed already.
 void order_after(const Work& work, void* stream);

@@ -208,7 +208,7 @@ maniple_error* maniple_work_wait(const maniple_work* work, double seconds, int* 
 
 maniple_error* maniple_work_order(const maniple_work* work, void* stream) {
   return guarded([&] {
-    if (detail::WorkAccess::state(work->work)->device.runtime == nullptr) return work->work.synchronize();
+    if (work->work.state()->device.runtime == nullptr) return work->work.synchronize();
     order_after(work->work, stream);
   });
 }
