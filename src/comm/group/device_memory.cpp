@@ -135,8 +135,8 @@ std::vector<Work> detail::GroupImpl::enqueue_messages(std::span<const PointToPoi
   require_usable(operations.front().op, call);
   Devices& all = devices();
   for (const PointToPoint& p2p : operations) {
-    MANIPLE_REQUIRE(!device_of(p2p).is_cpu(),
-                    "{}: a batch has memory of the host and of a GPU; start one batch for each", to_string(p2p.op));
+    MANIPLE_REQUIRE(!device_of(p2p).is_cpu(), "{}: a batch mixes host and GPU memory; start one batch for each",
+                    to_string(p2p.op));
     all.streams->require_device(device_of(p2p), p2p.op);
   }
   Backend& backend = all.backends.front()->has_messages(by_tags_) ? *all.backends.front() : *all.backends.back();

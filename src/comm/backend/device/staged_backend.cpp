@@ -130,7 +130,7 @@ Enqueued StagedBackend::enqueue(std::span<Operation> operations, const StreamCal
   const DeviceStream caller{op.device.index, op.stream};
   if (runtime_.is_capturing(caller)) {
     throw Unsupported(
-        fmt::format("{}: backend {} sends memory of a GPU through memory of the host, which cannot be captured into a "
+        fmt::format("{}: backend {} sends GPU memory through host memory, which cannot be captured into a "
                     "CUDA graph; the backends cuda and nccl can",
                     to_string(op.op), name_));
   }
