@@ -5,7 +5,8 @@
 #              sanitizers; five seconds of each fuzzer
 #   --quick    only the release build and its tests, without tests of plugin backends (MPI, Gloo) and of the installed
 #              package, clang-tidy, other compilers, and long waits
-#   --long     like no option, plus tests labelled long, the thread sanitizer, and ten minutes of each fuzzer
+#   --long     like no option, plus tests labelled long, the thread sanitizer, the tests of maniple::train under both
+#              sanitizers, and ten minutes of each fuzzer
 #
 # A skip that tests/expected_skips.txt does not list is a failure. Failed tests are not repeated: a test that fails
 # sometimes has a race, or tests code with a race. With CI=true warnings are errors. The last line is "N passed, N
@@ -47,6 +48,15 @@ stage() {
 
 configure_and_build() {
   cmake --preset "$1" -DMANIPLE_WERROR=$werror --log-level=WARNING && cmake --build --preset "$1" -j "$jobs"
+}
+
+# Clang before version 19 cannot compile the LibTorch of its Debian release.
+build_train() {
+  local compiler=g++ version
+  version=$(clang++ -dumpversion)
+  ((${version%%.*} < 19)) || compiler=clang++
+  cmake --preset "$1" -DCMAKE_CXX_COMPILER=$compiler -DMANIPLE_WERROR=$werror --log-level=WARNING &&
+    cmake --build --preset "$1" -j "$jobs"
 }
 
 # Sanitizers may fail if the kernel spreads addresses widely, so turn address randomization off.
@@ -145,6 +155,12 @@ if [[ $mode != quick ]]; then
     fi
     if [[ $mode == long ]] && stage "build: tsan" configure_and_build tsan; then
       stage "test: tsan" run_tests tsan build-tsan tsan steady_addresses || true
+    fi
+    if [[ $mode == long ]] && grep -q '^Torch_DIR:PATH=/' build/CMakeCache.txt; then
+      for sanitizer in asan tsan; do
+        stage "build: $sanitizer-train" build_train $sanitizer-train || continue
+        stage "test: $sanitizer-train" run_tests $sanitizer-train build-$sanitizer-train $sanitizer-train steady_addresses || true
+      done
     fi
   elif [[ ${CI:-} == true ]]; then
     stage "sanitizers: clang++ is not there" false || true
