@@ -34,7 +34,8 @@
 //               enqueued; the host does not wait. With async_op it runs concurrently with that stream, and Work::wait
 //               orders the two.
 //   Shapes      The number of elements and the dtype must match. Shapes may differ; elements go in row-major order.
-//   Errors      See comm/error.h. When a rank dies, all other ranks get `PeerLost`, which names it, at once.
+//   Errors      See comm/error.h. When a rank dies, all other ranks get `PeerLost`, which names it, at once. Errors
+//               name the line of the call, which is the default of the last argument, `where`.
 //   Threads     One at a time per group; see comm/process_group.h.
 //
 // A process has one default group. Without LibTorch, use comm/process_group.h.
@@ -148,83 +149,86 @@ class PeerRank {
 struct DistOptions {
   std::shared_ptr<ProcessGroup> group = nullptr;  ///< null: the default group
   bool async_op = false;
-  std::optional<Seconds> timeout = {};                       ///< default: the group's timeout
-  SourceLocation where = SourceLocation::outside(__FILE__);  ///< the caller's line, for error messages; leave it unset
-
-  /// These options, for a call at this line: the line counts unless the options have one.
-  DistOptions called_at(const SourceLocation& call) const {
-    DistOptions here = *this;
-    if (here.where.is_empty()) here.where = call;
-    return here;
-  }
+  std::optional<Seconds> timeout = {};  ///< default: the group's timeout
+  SourceLocation where = {};            ///< set by Maniple for calls that it makes itself; empty: the line of the call
 };
 
 // ---- Collectives -------------------------------------------------------------------------------------------------
 
 /// Every rank's tensor becomes a copy of the tensor on rank `src`.
-Work broadcast(const torch::Tensor& tensor, PeerRank src, const DistOptions& options = {});
+Work broadcast(const torch::Tensor& tensor, PeerRank src, const DistOptions& options = {},
+               const SourceLocation& where = SourceLocation::current());
 
 /// The tensor on rank `dst` becomes the reduction of all ranks' tensors; the other tensors do not change.
-Work reduce(const torch::Tensor& tensor, PeerRank dst, ReduceOp op = ReduceOp::sum, const DistOptions& options = {});
+Work reduce(const torch::Tensor& tensor, PeerRank dst, ReduceOp op = ReduceOp::sum, const DistOptions& options = {},
+            const SourceLocation& where = SourceLocation::current());
 
 /// Every rank's tensor becomes the reduction of all ranks' tensors.
-Work all_reduce(const torch::Tensor& tensor, ReduceOp op = ReduceOp::sum, const DistOptions& options = {});
+Work all_reduce(const torch::Tensor& tensor, ReduceOp op = ReduceOp::sum, const DistOptions& options = {},
+                const SourceLocation& where = SourceLocation::current());
 
 /// Reduces many tensors, of any dtypes and sizes, in one operation. Small tensors are packed together.
 Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op = ReduceOp::sum,
-                          const DistOptions& options = {});
+                          const DistOptions& options = {}, const SourceLocation& where = SourceLocation::current());
 
 /// `gather_list` on rank `dst` receives the tensors of group ranks 0, 1, ...; on other ranks it is empty. All tensors
 /// have the same number of elements.
 Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gather_list, PeerRank dst = 0,
-            const DistOptions& options = {});
+            const DistOptions& options = {}, const SourceLocation& where = SourceLocation::current());
 
 /// `tensor_list` receives the tensors of group ranks 0, 1, ... on every rank. Tensors in the list may differ in size:
 /// element r must have the number of elements that rank r sends.
 Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tensor& tensor,
-                const DistOptions& options = {});
+                const DistOptions& options = {}, const SourceLocation& where = SourceLocation::current());
 
 /// Like all_gather, into one tensor with world_size times the elements of `input`.
-Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& input, const DistOptions& options = {});
+Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& input, const DistOptions& options = {},
+                            const SourceLocation& where = SourceLocation::current());
 
 /// `tensor` becomes this rank's element of `scatter_list` on rank `src`; on other ranks the list is empty.
 Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scatter_list, PeerRank src = 0,
-             const DistOptions& options = {});
+             const DistOptions& options = {}, const SourceLocation& where = SourceLocation::current());
 
 /// `output` on rank r becomes the reduction of all ranks' `input_list[r]`. Elements of the list may differ in size.
 Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor>& input_list,
-                    ReduceOp op = ReduceOp::sum, const DistOptions& options = {});
+                    ReduceOp op = ReduceOp::sum, const DistOptions& options = {},
+                    const SourceLocation& where = SourceLocation::current());
 
 /// Like reduce_scatter, from one tensor with world_size times the elements of `output`.
 Work reduce_scatter_tensor(const torch::Tensor& output, const torch::Tensor& input, ReduceOp op = ReduceOp::sum,
-                           const DistOptions& options = {});
+                           const DistOptions& options = {}, const SourceLocation& where = SourceLocation::current());
 
 /// `output_list[j]` becomes `input_list[this rank]` of rank j. Sizes may differ for every pair.
 Work all_to_all(const std::vector<torch::Tensor>& output_list, const std::vector<torch::Tensor>& input_list,
-                const DistOptions& options = {});
+                const DistOptions& options = {}, const SourceLocation& where = SourceLocation::current());
 
 /// Like all_to_all, with tensors cut along their first dimension: into equal parts, or into parts with the given
 /// numbers of rows.
 Work all_to_all_single(const torch::Tensor& output, const torch::Tensor& input,
                        const std::vector<std::int64_t>& output_split_sizes = {},
-                       const std::vector<std::int64_t>& input_split_sizes = {}, const DistOptions& options = {});
+                       const std::vector<std::int64_t>& input_split_sizes = {}, const DistOptions& options = {},
+                       const SourceLocation& where = SourceLocation::current());
 
 /// Done when all ranks have called it.
-Work barrier(const DistOptions& options = {});
+Work barrier(const DistOptions& options = {}, const SourceLocation& where = SourceLocation::current());
 
 /// A barrier that, when it fails, names every rank that did not arrive and leaves the group usable. Slower than barrier
 /// (a millisecond). The limit is `options.timeout`, or 30 s by default. Always synchronous.
-void monitored_barrier(const DistOptions& options = {});
+void monitored_barrier(const DistOptions& options = {}, const SourceLocation& where = SourceLocation::current());
 
 // ---- Point to point ----------------------------------------------------------------------------------------------
 
 inline constexpr int kAnyRank = kAnySource;  ///< receive from any rank, in the order of arrival
 
-void send(const torch::Tensor& tensor, PeerRank dst, int tag = 0, const DistOptions& options = {});
+void send(const torch::Tensor& tensor, PeerRank dst, int tag = 0, const DistOptions& options = {},
+          const SourceLocation& where = SourceLocation::current());
 /// Returns the sender's global rank.
-int recv(const torch::Tensor& tensor, PeerRank src = kAnyRank, int tag = 0, const DistOptions& options = {});
-Work isend(const torch::Tensor& tensor, PeerRank dst, int tag = 0, const DistOptions& options = {});
-Work irecv(const torch::Tensor& tensor, PeerRank src = kAnyRank, int tag = 0, const DistOptions& options = {});
+int recv(const torch::Tensor& tensor, PeerRank src = kAnyRank, int tag = 0, const DistOptions& options = {},
+         const SourceLocation& where = SourceLocation::current());
+Work isend(const torch::Tensor& tensor, PeerRank dst, int tag = 0, const DistOptions& options = {},
+           const SourceLocation& where = SourceLocation::current());
+Work irecv(const torch::Tensor& tensor, PeerRank src = kAnyRank, int tag = 0, const DistOptions& options = {},
+           const SourceLocation& where = SourceLocation::current());
 
 /// One operation of a batch: P2POp::isend(tensor, peer) or P2POp::irecv(tensor, peer).
 struct P2POp {
@@ -241,20 +245,26 @@ struct P2POp {
 };
 
 /// Starts all operations together, so that no order of sends and receives can deadlock. Returns one Work per operation.
-std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations, const DistOptions& options = {});
+std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations, const DistOptions& options = {},
+                                    const SourceLocation& where = SourceLocation::current());
 
 // ---- Objects: bytes of any length, different on every rank. Synchronous. --------------------------------------------
 
-std::string broadcast_object(std::string_view object, PeerRank src = 0, const DistOptions& options = {});
-std::vector<std::string> gather_object(std::string_view object, PeerRank dst = 0,
-                                       const DistOptions& options = {});  ///< empty except on dst
-std::vector<std::string> all_gather_object(std::string_view object, const DistOptions& options = {});
-std::string scatter_object(const std::vector<std::string>& objects, PeerRank src = 0, const DistOptions& options = {});
+std::string broadcast_object(std::string_view object, PeerRank src = 0, const DistOptions& options = {},
+                             const SourceLocation& where = SourceLocation::current());
+std::vector<std::string> gather_object(
+    std::string_view object, PeerRank dst = 0, const DistOptions& options = {},
+    const SourceLocation& where = SourceLocation::current());  ///< empty except on dst
+std::vector<std::string> all_gather_object(std::string_view object, const DistOptions& options = {},
+                                           const SourceLocation& where = SourceLocation::current());
+std::string scatter_object(const std::vector<std::string>& objects, PeerRank src = 0, const DistOptions& options = {},
+                           const SourceLocation& where = SourceLocation::current());
 
 // ---- One rank before the others -------------------------------------------------------------------------------------
 
 namespace detail {
-void run_main_process_first(const std::function<void()>& function, const DistOptions& options);
+void run_main_process_first(const std::function<void()>& function, const DistOptions& options,
+                            const SourceLocation& where);
 }
 
 /// Calls `function` on rank 0 of the group, then on all other ranks, and returns its result. Use it for a download or a
@@ -267,116 +277,16 @@ void run_main_process_first(const std::function<void()>& function, const DistOpt
 /// it throws on another rank, only that rank is affected. Without .group and without a default group, it is just
 /// called. Throws `InvalidArgument` on a rank outside the group.
 template <class Function>
-std::invoke_result_t<Function&> main_process_first(Function&& function, const DistOptions& options = {}) {
+std::invoke_result_t<Function&> main_process_first(Function&& function, const DistOptions& options = {},
+                                                   const SourceLocation& where = SourceLocation::current()) {
   using Result = std::invoke_result_t<Function&>;
   if constexpr (std::is_void_v<Result>) {
-    detail::run_main_process_first([&] { function(); }, options);
+    detail::run_main_process_first([&] { function(); }, options, where);
   } else {
     std::optional<Result> result;
-    detail::run_main_process_first([&] { result.emplace(function()); }, options);
+    detail::run_main_process_first([&] { result.emplace(function()); }, options, where);
     return std::move(*result);
   }
-}
-
-// ---- Options in an object -------------------------------------------------------------------------------------------
-// Errors name the line of the call, or of `DistOptions options{...}`, where braces initialise the object.
-
-inline Work broadcast(const torch::Tensor& tensor, PeerRank src, DistOptions& options,
-                      const SourceLocation& where = SourceLocation::current()) {
-  return broadcast(tensor, src, options.called_at(where));
-}
-inline Work reduce(const torch::Tensor& tensor, PeerRank dst, ReduceOp op, DistOptions& options,
-                   const SourceLocation& where = SourceLocation::current()) {
-  return reduce(tensor, dst, op, options.called_at(where));
-}
-inline Work all_reduce(const torch::Tensor& tensor, ReduceOp op, DistOptions& options,
-                       const SourceLocation& where = SourceLocation::current()) {
-  return all_reduce(tensor, op, options.called_at(where));
-}
-inline Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op, DistOptions& options,
-                                 const SourceLocation& where = SourceLocation::current()) {
-  return all_reduce_coalesced(tensors, op, options.called_at(where));
-}
-inline Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gather_list, PeerRank dst,
-                   DistOptions& options, const SourceLocation& where = SourceLocation::current()) {
-  return gather(tensor, gather_list, dst, options.called_at(where));
-}
-inline Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tensor& tensor, DistOptions& options,
-                       const SourceLocation& where = SourceLocation::current()) {
-  return all_gather(tensor_list, tensor, options.called_at(where));
-}
-inline Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& input, DistOptions& options,
-                                   const SourceLocation& where = SourceLocation::current()) {
-  return all_gather_into_tensor(output, input, options.called_at(where));
-}
-inline Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scatter_list, PeerRank src,
-                    DistOptions& options, const SourceLocation& where = SourceLocation::current()) {
-  return scatter(tensor, scatter_list, src, options.called_at(where));
-}
-inline Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor>& input_list, ReduceOp op,
-                           DistOptions& options, const SourceLocation& where = SourceLocation::current()) {
-  return reduce_scatter(output, input_list, op, options.called_at(where));
-}
-inline Work reduce_scatter_tensor(const torch::Tensor& output, const torch::Tensor& input, ReduceOp op,
-                                  DistOptions& options, const SourceLocation& where = SourceLocation::current()) {
-  return reduce_scatter_tensor(output, input, op, options.called_at(where));
-}
-inline Work all_to_all(const std::vector<torch::Tensor>& output_list, const std::vector<torch::Tensor>& input_list,
-                       DistOptions& options, const SourceLocation& where = SourceLocation::current()) {
-  return all_to_all(output_list, input_list, options.called_at(where));
-}
-inline Work all_to_all_single(const torch::Tensor& output, const torch::Tensor& input,
-                              const std::vector<std::int64_t>& output_split_sizes,
-                              const std::vector<std::int64_t>& input_split_sizes, DistOptions& options,
-                              const SourceLocation& where = SourceLocation::current()) {
-  return all_to_all_single(output, input, output_split_sizes, input_split_sizes, options.called_at(where));
-}
-inline Work barrier(DistOptions& options, const SourceLocation& where = SourceLocation::current()) {
-  return barrier(options.called_at(where));
-}
-inline void monitored_barrier(DistOptions& options, const SourceLocation& where = SourceLocation::current()) {
-  return monitored_barrier(options.called_at(where));
-}
-inline void send(const torch::Tensor& tensor, PeerRank dst, int tag, DistOptions& options,
-                 const SourceLocation& where = SourceLocation::current()) {
-  return send(tensor, dst, tag, options.called_at(where));
-}
-inline int recv(const torch::Tensor& tensor, PeerRank src, int tag, DistOptions& options,
-                const SourceLocation& where = SourceLocation::current()) {
-  return recv(tensor, src, tag, options.called_at(where));
-}
-inline Work isend(const torch::Tensor& tensor, PeerRank dst, int tag, DistOptions& options,
-                  const SourceLocation& where = SourceLocation::current()) {
-  return isend(tensor, dst, tag, options.called_at(where));
-}
-inline Work irecv(const torch::Tensor& tensor, PeerRank src, int tag, DistOptions& options,
-                  const SourceLocation& where = SourceLocation::current()) {
-  return irecv(tensor, src, tag, options.called_at(where));
-}
-inline std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations, DistOptions& options,
-                                           const SourceLocation& where = SourceLocation::current()) {
-  return batch_isend_irecv(operations, options.called_at(where));
-}
-inline std::string broadcast_object(std::string_view object, PeerRank src, DistOptions& options,
-                                    const SourceLocation& where = SourceLocation::current()) {
-  return broadcast_object(object, src, options.called_at(where));
-}
-inline std::vector<std::string> gather_object(std::string_view object, PeerRank dst, DistOptions& options,
-                                              const SourceLocation& where = SourceLocation::current()) {
-  return gather_object(object, dst, options.called_at(where));
-}
-inline std::vector<std::string> all_gather_object(std::string_view object, DistOptions& options,
-                                                  const SourceLocation& where = SourceLocation::current()) {
-  return all_gather_object(object, options.called_at(where));
-}
-inline std::string scatter_object(const std::vector<std::string>& objects, PeerRank src, DistOptions& options,
-                                  const SourceLocation& where = SourceLocation::current()) {
-  return scatter_object(objects, src, options.called_at(where));
-}
-template <class Function>
-std::invoke_result_t<Function&> main_process_first(Function&& function, DistOptions& options,
-                                                   const SourceLocation& where = SourceLocation::current()) {
-  return main_process_first(std::forward<Function>(function), options.called_at(where));
 }
 
 }  // namespace maniple

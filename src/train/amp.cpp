@@ -172,7 +172,7 @@ struct GradScaler::Impl {
       }
       found += here.to(found.device(), torch::kFloat32, true);
     }
-    for (const auto& group : groups) all_reduce(found, ReduceOp::max, {.group = group, .where = public_place()});
+    for (const auto& group : groups) all_reduce(found, ReduceOp::max, {.group = group}, public_place());
     return found;
   }
 

@@ -192,7 +192,7 @@ torch::Tensor norm_over_ranks(std::vector<Share> shares, double p, torch::Scalar
     if (deepest->first.empty()) break;
     auto [groups, power] = std::move(*deepest);
     powers.erase(deepest);
-    all_reduce(power, largest ? ReduceOp::max : ReduceOp::sum, {.group = groups.back(), .where = public_place()});
+    all_reduce(power, largest ? ReduceOp::max : ReduceOp::sum, {.group = groups.back()}, public_place());
     groups.pop_back();
     add(groups, power);
   }
@@ -224,9 +224,9 @@ std::shared_ptr<ProcessGroup> pipeline_group(const torch::nn::Module& module) {
 
 }  // namespace
 
-torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& given, double max_norm,
-                              const ClipGradOptions& options) {
-  const PublicCall call("clip_grad_norm_, which all ranks call", options.where);
+torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& given, double max_norm, const ClipGradOptions& options,
+                              const SourceLocation& where) {
+  const PublicCall call("clip_grad_norm_, which all ranks call", options.where.or_else(where));
   const double p = options.norm_type;
   MANIPLE_REQUIRE(max_norm >= 0, "clip_grad_norm_: a max_norm of {}; expected a number that is not negative", max_norm);
   MANIPLE_REQUIRE(p > 0, "clip_grad_norm_: a norm_type of {}; expected a number above 0, or infinity", p);
@@ -273,14 +273,16 @@ torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& given, double ma
   return total;
 }
 
-torch::Tensor clip_grad_norm_(torch::nn::Module& module, double max_norm, const ClipGradOptions& given) {
+torch::Tensor clip_grad_norm_(torch::nn::Module& module, double max_norm, const ClipGradOptions& given,
+                              const SourceLocation& where) {
   ClipGradOptions options = given;
   if (!options.group) options.group = pipeline_group(module);
-  return clip_grad_norm_(module.parameters(), max_norm, std::as_const(options));  // not at a line of this file
+  return clip_grad_norm_(module.parameters(), max_norm, options, where);
 }
 
-torch::Tensor clip_grad_norm_(const torch::Tensor& parameter, double max_norm, const ClipGradOptions& options) {
-  return clip_grad_norm_(std::vector<torch::Tensor>{parameter}, max_norm, options);
+torch::Tensor clip_grad_norm_(const torch::Tensor& parameter, double max_norm, const ClipGradOptions& options,
+                              const SourceLocation& where) {
+  return clip_grad_norm_(std::vector<torch::Tensor>{parameter}, max_norm, options, where);
 }
 
 // A parameter that occurs twice does no harm: clipping is idempotent.

@@ -64,7 +64,7 @@ std::vector<Piece> gathered(ProcessGroup& group, const std::vector<Piece>& own, 
   const Tensor mine = torch::cat(flat).contiguous();
   std::vector<Piece> pieces;
   std::vector<std::size_t> bytes;
-  for (const std::string& text : group.all_gather_objects(described(own), {.where = public_place()})) {
+  for (const std::string& text : group.all_gather_objects(described(own), {}, public_place())) {
     std::int64_t count = 0;
     for (Piece& piece : parsed(text, own.front().offset.size())) {
       count += elements_of(piece.size);
@@ -78,7 +78,7 @@ std::vector<Piece> gathered(ProcessGroup& group, const std::vector<Piece>& own, 
   const Device device = like.is_cpu() ? Device{} : Device::cuda(like.get_device());
   group.all_gather(ConstBuffer{mine.data_ptr(), mine.nbytes(), DType::uint8, device},
                    Buffer{all.data_ptr(), all.nbytes(), DType::uint8, device}, bytes,
-                   {.stream = current_stream_on(device), .where = public_place()});
+                   {.stream = current_stream_on(device)}, public_place());
   std::int64_t at = 0;
   for (Piece& piece : pieces) {
     const std::int64_t count = elements_of(piece.size);

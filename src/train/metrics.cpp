@@ -197,7 +197,7 @@ void Metrics::agree(ProcessGroup& group, std::vector<Name>& agreed) const {
     own += static_cast<char>('0' + static_cast<int>(entry.kind));
     own += entry.name + '\0';
   }
-  const std::vector<std::string> lists = group.all_gather_objects(own, {.where = public_place()});
+  const std::vector<std::string> lists = group.all_gather_objects(own, {}, public_place());
   for (std::size_t rank = 0; rank < lists.size(); ++rank) {
     std::string_view rest = lists[rank];
     while (!rest.empty()) {
@@ -257,7 +257,7 @@ MetricRow Metrics::all_reduce(const std::shared_ptr<ProcessGroup>& group, const 
     }
     all.resize(own.size() * size);
     ranks->all_gather(ConstBuffer{own.data(), own.size() * 2, DType::float64},
-                      Buffer{all.data(), all.size() * 2, DType::float64}, {}, {.where = public_place()});
+                      Buffer{all.data(), all.size() * 2, DType::float64}, {}, {}, public_place());
   };
   gather();
   const auto someone_has_news = [&] {

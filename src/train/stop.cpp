@@ -107,7 +107,7 @@ bool GracefulStop::requested_anywhere(const std::shared_ptr<ProcessGroup>& group
   // 0: no request, 1: request(), otherwise the signal number plus 1.
   std::int32_t answer = first_signal.load() != 0 ? first_signal.load() + 1 : asked_.load() ? 1 : 0;
   const auto ranks = group ? group : is_initialized() ? get_default_group() : nullptr;
-  if (ranks && ranks->size() > 1) ranks->all_reduce(buffer_of(answer), ReduceOp::max, {.where = public_place()});
+  if (ranks && ranks->size() > 1) ranks->all_reduce(buffer_of(answer), ReduceOp::max, {}, public_place());
   agreed_ = answer != 0;
   agreed_signal_ = answer > 1 ? answer - 1 : 0;
   return agreed_;
@@ -127,7 +127,7 @@ bool EarlyStopping::update(double value, const SourceLocation& where) {
   const PublicCall call("EarlyStopping::update, which all ranks call", where);
   if (should_stop()) return true;
   const auto group = options_.group ? options_.group : is_initialized() ? get_default_group() : nullptr;
-  if (group && group->size() > 1) group->broadcast(buffer_of(value), 0, {.where = public_place()});
+  if (group && group->size() > 1) group->broadcast(buffer_of(value), 0, {}, public_place());
   ++updates_;
   const double gain = options_.mode == StopMode::min ? best_ - value : value - best_;
   // The difference of two equal infinities is NaN, which is not a gain.

@@ -82,14 +82,7 @@ struct CallOptions {
   /// default stream. With async_op the operation starts after the work already on the stream, but runs on a stream of
   /// the group; Work::wait orders the two.
   void* stream = nullptr;
-  SourceLocation where = SourceLocation::outside(__FILE__);  ///< the caller's line, for error messages; leave it unset
-
-  /// These options, for a call at this line: the line counts unless the options have one.
-  CallOptions called_at(const SourceLocation& call) const {
-    CallOptions here = *this;
-    if (here.where.is_empty()) here.where = call;
-    return here;
-  }
+  SourceLocation where = {};  ///< set by Maniple for calls that it makes itself; empty: the line of the call
 };
 
 }  // namespace maniple

@@ -21,7 +21,8 @@
 //
 // Errors: an error of the second family (see error.h) aborts the group on all ranks. On each rank one call, the current
 // or the next, throws the cause itself. Later calls throw `Aborted` at once, repeating the cause. Create a new group,
-// or exit.
+// or exit. Errors name the line of the call, which is the default of the last argument, `where`. A function that makes
+// calls for its own callers can pass their line.
 //
 // Lifetime: destroying a group never communicates and never blocks on peers. With operations enqueued on a GPU, which
 // peers still need, it waits for those: until they complete, the group fails, or all other ranks have left. In a child
@@ -112,210 +113,123 @@ class ProcessGroup {
   /// passes the same list and options, or all get `Mismatch`. Ranks not in the list get a handle whose is_member() is
   /// false, never null.
   std::shared_ptr<ProcessGroup> new_group(std::span<const int> ranks, const GroupOptions& options = {},
-                                          const CallOptions& call = {});
+                                          const CallOptions& call = {},
+                                          const SourceLocation& where = SourceLocation::current());
 
   /// Creates one group per color. Ranks in it are ordered by (key, rank), and all of them pass the same options. A rank
   /// with a negative color is in no group: is_member() of its handle is false.
   std::shared_ptr<ProcessGroup> split(int color, int key = 0, const GroupOptions& options = {},
-                                      const CallOptions& call = {});
+                                      const CallOptions& call = {},
+                                      const SourceLocation& where = SourceLocation::current());
 
   // ---- Collectives ---------------------------------------------------------------------------------------------
 
   /// Copies the root's buffer to all ranks.
-  Work broadcast(Buffer buffer, int root, const CallOptions& options = {});
+  Work broadcast(Buffer buffer, int root, const CallOptions& options = {},
+                 const SourceLocation& where = SourceLocation::current());
 
   /// `output` on the root becomes the reduction of all inputs. On other ranks `output` is ignored and may be empty.
-  Work reduce(ConstBuffer input, Buffer output, int root, ReduceOp op = ReduceOp::sum, const CallOptions& options = {});
+  Work reduce(ConstBuffer input, Buffer output, int root, ReduceOp op = ReduceOp::sum, const CallOptions& options = {},
+              const SourceLocation& where = SourceLocation::current());
 
   /// Every rank's buffer becomes the reduction of all buffers.
-  Work all_reduce(Buffer buffer, ReduceOp op = ReduceOp::sum, const CallOptions& options = {});
+  Work all_reduce(Buffer buffer, ReduceOp op = ReduceOp::sum, const CallOptions& options = {},
+                  const SourceLocation& where = SourceLocation::current());
 
   /// Like all_reduce above, out of place.
-  Work all_reduce(ConstBuffer input, Buffer output, ReduceOp op = ReduceOp::sum, const CallOptions& options = {});
+  Work all_reduce(ConstBuffer input, Buffer output, ReduceOp op = ReduceOp::sum, const CallOptions& options = {},
+                  const SourceLocation& where = SourceLocation::current());
 
   /// Reduces many buffers, of any dtypes and counts, in one operation. Small buffers are packed together.
   Work all_reduce_coalesced(std::span<const Buffer> buffers, ReduceOp op = ReduceOp::sum,
-                            const CallOptions& options = {});
+                            const CallOptions& options = {}, const SourceLocation& where = SourceLocation::current());
 
   /// `output` on the root receives the inputs of ranks 0, 1, ... one after the other. With `counts` (one per rank, the
   /// same list on all ranks) inputs may differ in length.
   Work gather(ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts = {},
-              const CallOptions& options = {});
+              const CallOptions& options = {}, const SourceLocation& where = SourceLocation::current());
 
   /// Like gather, with the result on all ranks. `input` may be this rank's part of `output`.
   Work all_gather(ConstBuffer input, Buffer output, std::span<const std::size_t> counts = {},
-                  const CallOptions& options = {});
+                  const CallOptions& options = {}, const SourceLocation& where = SourceLocation::current());
 
   /// Cuts the root's `input` into parts, one per rank, and sends part r to `output` on rank r. `output` on the root may
   /// be its part of `input`.
   Work scatter(ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts = {},
-               const CallOptions& options = {});
+               const CallOptions& options = {}, const SourceLocation& where = SourceLocation::current());
 
   /// Reduces all inputs, cuts the result into parts, one per rank, and leaves part r in `output` on rank r. `output`
   /// may be this rank's part of `input`.
   Work reduce_scatter(ConstBuffer input, Buffer output, ReduceOp op = ReduceOp::sum,
-                      std::span<const std::size_t> counts = {}, const CallOptions& options = {});
+                      std::span<const std::size_t> counts = {}, const CallOptions& options = {},
+                      const SourceLocation& where = SourceLocation::current());
 
   /// Part j of this rank's input becomes part r of rank j's output, where r is this rank. Without counts all parts are
   /// equal. With counts, `input_counts[j]` on this rank must equal `output_counts[r]` on rank j. Not in place.
   Work all_to_all(ConstBuffer input, Buffer output, std::span<const std::size_t> input_counts = {},
-                  std::span<const std::size_t> output_counts = {}, const CallOptions& options = {});
+                  std::span<const std::size_t> output_counts = {}, const CallOptions& options = {},
+                  const SourceLocation& where = SourceLocation::current());
 
   /// Returns when all ranks have called it.
-  Work barrier(const CallOptions& options = {});
+  Work barrier(const CallOptions& options = {}, const SourceLocation& where = SourceLocation::current());
 
   /// A barrier with its own limit. When the limit passes, it throws `Timeout` naming every missing rank and leaves the
   /// group usable. It goes through the store, so it is slow (a millisecond) but works even while collectives are stuck.
   /// If a rank dies, it throws `PeerLost`, like other operations.
-  void monitored_barrier(Seconds timeout, const CallOptions& options = {});
+  void monitored_barrier(Seconds timeout, const CallOptions& options = {},
+                         const SourceLocation& where = SourceLocation::current());
 
   // ---- Point to point ------------------------------------------------------------------------------------------
 
   /// Returns when the buffer may be reused, which may be before the receiver has the message.
-  void send(ConstBuffer buffer, int peer, int tag = 0, const CallOptions& options = {});
-  Work isend(ConstBuffer buffer, int peer, int tag = 0, const CallOptions& options = {});
+  void send(ConstBuffer buffer, int peer, int tag = 0, const CallOptions& options = {},
+            const SourceLocation& where = SourceLocation::current());
+  Work isend(ConstBuffer buffer, int peer, int tag = 0, const CallOptions& options = {},
+             const SourceLocation& where = SourceLocation::current());
 
   /// Receives exactly `buffer.count` elements; a message of another length or dtype is a `Mismatch`. `peer` may be
   /// kAnySource. Returns the sender's rank.
-  int recv(Buffer buffer, int peer, int tag = 0, const CallOptions& options = {});
+  int recv(Buffer buffer, int peer, int tag = 0, const CallOptions& options = {},
+           const SourceLocation& where = SourceLocation::current());
   /// Sets `source`, if not null, to the sender's rank before the Work is done.
-  Work irecv(Buffer buffer, int peer, int tag = 0, int* source = nullptr, const CallOptions& options = {});
+  Work irecv(Buffer buffer, int peer, int tag = 0, int* source = nullptr, const CallOptions& options = {},
+             const SourceLocation& where = SourceLocation::current());
 
   /// Starts all operations together, so that no order of sends and receives can deadlock. Returns one Work per
   /// operation.
-  std::vector<Work> batch_isend_irecv(std::span<const PointToPoint> operations, const CallOptions& options = {});
+  std::vector<Work> batch_isend_irecv(std::span<const PointToPoint> operations, const CallOptions& options = {},
+                                      const SourceLocation& where = SourceLocation::current());
 
   // ---- Objects: bytes of any length, different on every rank ---------------------------------------------------
 
-  std::string broadcast_object(std::string_view object, int root, const CallOptions& options = {});
-  std::vector<std::string> gather_objects(std::string_view object, int root,
-                                          const CallOptions& options = {});  ///< empty except on root
-  std::vector<std::string> all_gather_objects(std::string_view object, const CallOptions& options = {});
-  std::string scatter_objects(std::span<const std::string> objects, int root, const CallOptions& options = {});
+  std::string broadcast_object(std::string_view object, int root, const CallOptions& options = {},
+                               const SourceLocation& where = SourceLocation::current());
+  std::vector<std::string> gather_objects(
+      std::string_view object, int root, const CallOptions& options = {},
+      const SourceLocation& where = SourceLocation::current());  ///< empty except on root
+  std::vector<std::string> all_gather_objects(std::string_view object, const CallOptions& options = {},
+                                              const SourceLocation& where = SourceLocation::current());
+  std::string scatter_objects(std::span<const std::string> objects, int root, const CallOptions& options = {},
+                              const SourceLocation& where = SourceLocation::current());
 
   // ---- Memory --------------------------------------------------------------------------------------------------
 
   /// Allocates memory that every rank of this host maps, so that collectives on it copy nothing. Collective over the
   /// group; sizes may differ. Zeroed and page-aligned. Each rank's memory is freed when that rank drops its last
   /// handle.
-  RegisteredMemory allocate(std::size_t bytes, const CallOptions& options = {});
+  RegisteredMemory allocate(std::size_t bytes, const CallOptions& options = {},
+                            const SourceLocation& where = SourceLocation::current());
   /// Like allocate above, in GPU memory; needs the backend cuda or nccl. In one collective, either all ranks pass
   /// memory of one such allocation, or none does.
-  RegisteredMemory allocate(std::size_t bytes, Device device, const CallOptions& options = {});
+  RegisteredMemory allocate(std::size_t bytes, Device device, const CallOptions& options = {},
+                            const SourceLocation& where = SourceLocation::current());
   /// Allocates memory that exists once per host: all ranks of this group on a host get the same pages, as with
   /// MPI_Win_allocate_shared. Collective over the group; all ranks pass the same size. Zeroed and page-aligned; freed
   /// when the last rank drops its handle. Ranks coordinate their writes themselves, with barriers. Operations treat it
   /// as ordinary memory. Throws `Unsupported` where the ranks of a host do not share memory: with backends other than
   /// native, and with transport tcp.
-  RegisteredMemory allocate_shared(std::size_t bytes, const CallOptions& options = {});
-
-  // ---- Options in an object ------------------------------------------------------------------------------------
-  // Errors name the line of the call, or of `CallOptions call{...}`, where braces initialise the object.
-
-  std::shared_ptr<ProcessGroup> new_group(std::span<const int> ranks, const GroupOptions& options, CallOptions& call,
-                                          const SourceLocation& where = SourceLocation::current()) {
-    return new_group(ranks, options, call.called_at(where));
-  }
-  std::shared_ptr<ProcessGroup> split(int color, int key, const GroupOptions& options, CallOptions& call,
-                                      const SourceLocation& where = SourceLocation::current()) {
-    return split(color, key, options, call.called_at(where));
-  }
-  Work broadcast(Buffer buffer, int root, CallOptions& options,
-                 const SourceLocation& where = SourceLocation::current()) {
-    return broadcast(buffer, root, options.called_at(where));
-  }
-  Work reduce(ConstBuffer input, Buffer output, int root, ReduceOp op, CallOptions& options,
-              const SourceLocation& where = SourceLocation::current()) {
-    return reduce(input, output, root, op, options.called_at(where));
-  }
-  Work all_reduce(Buffer buffer, ReduceOp op, CallOptions& options,
-                  const SourceLocation& where = SourceLocation::current()) {
-    return all_reduce(buffer, op, options.called_at(where));
-  }
-  Work all_reduce(ConstBuffer input, Buffer output, ReduceOp op, CallOptions& options,
-                  const SourceLocation& where = SourceLocation::current()) {
-    return all_reduce(input, output, op, options.called_at(where));
-  }
-  Work all_reduce_coalesced(std::span<const Buffer> buffers, ReduceOp op, CallOptions& options,
-                            const SourceLocation& where = SourceLocation::current()) {
-    return all_reduce_coalesced(buffers, op, options.called_at(where));
-  }
-  Work gather(ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts, CallOptions& options,
-              const SourceLocation& where = SourceLocation::current()) {
-    return gather(input, output, root, counts, options.called_at(where));
-  }
-  Work all_gather(ConstBuffer input, Buffer output, std::span<const std::size_t> counts, CallOptions& options,
-                  const SourceLocation& where = SourceLocation::current()) {
-    return all_gather(input, output, counts, options.called_at(where));
-  }
-  Work scatter(ConstBuffer input, Buffer output, int root, std::span<const std::size_t> counts, CallOptions& options,
-               const SourceLocation& where = SourceLocation::current()) {
-    return scatter(input, output, root, counts, options.called_at(where));
-  }
-  Work reduce_scatter(ConstBuffer input, Buffer output, ReduceOp op, std::span<const std::size_t> counts,
-                      CallOptions& options, const SourceLocation& where = SourceLocation::current()) {
-    return reduce_scatter(input, output, op, counts, options.called_at(where));
-  }
-  Work all_to_all(ConstBuffer input, Buffer output, std::span<const std::size_t> input_counts,
-                  std::span<const std::size_t> output_counts, CallOptions& options,
-                  const SourceLocation& where = SourceLocation::current()) {
-    return all_to_all(input, output, input_counts, output_counts, options.called_at(where));
-  }
-  Work barrier(CallOptions& options, const SourceLocation& where = SourceLocation::current()) {
-    return barrier(options.called_at(where));
-  }
-  void monitored_barrier(Seconds timeout, CallOptions& options,
-                         const SourceLocation& where = SourceLocation::current()) {
-    return monitored_barrier(timeout, options.called_at(where));
-  }
-  void send(ConstBuffer buffer, int peer, int tag, CallOptions& options,
-            const SourceLocation& where = SourceLocation::current()) {
-    return send(buffer, peer, tag, options.called_at(where));
-  }
-  Work isend(ConstBuffer buffer, int peer, int tag, CallOptions& options,
-             const SourceLocation& where = SourceLocation::current()) {
-    return isend(buffer, peer, tag, options.called_at(where));
-  }
-  int recv(Buffer buffer, int peer, int tag, CallOptions& options,
-           const SourceLocation& where = SourceLocation::current()) {
-    return recv(buffer, peer, tag, options.called_at(where));
-  }
-  Work irecv(Buffer buffer, int peer, int tag, int* source, CallOptions& options,
-             const SourceLocation& where = SourceLocation::current()) {
-    return irecv(buffer, peer, tag, source, options.called_at(where));
-  }
-  std::vector<Work> batch_isend_irecv(std::span<const PointToPoint> operations, CallOptions& options,
-                                      const SourceLocation& where = SourceLocation::current()) {
-    return batch_isend_irecv(operations, options.called_at(where));
-  }
-  std::string broadcast_object(std::string_view object, int root, CallOptions& options,
-                               const SourceLocation& where = SourceLocation::current()) {
-    return broadcast_object(object, root, options.called_at(where));
-  }
-  std::vector<std::string> gather_objects(std::string_view object, int root, CallOptions& options,
-                                          const SourceLocation& where = SourceLocation::current()) {
-    return gather_objects(object, root, options.called_at(where));
-  }
-  std::vector<std::string> all_gather_objects(std::string_view object, CallOptions& options,
-                                              const SourceLocation& where = SourceLocation::current()) {
-    return all_gather_objects(object, options.called_at(where));
-  }
-  std::string scatter_objects(std::span<const std::string> objects, int root, CallOptions& options,
-                              const SourceLocation& where = SourceLocation::current()) {
-    return scatter_objects(objects, root, options.called_at(where));
-  }
-  RegisteredMemory allocate(std::size_t bytes, CallOptions& options,
-                            const SourceLocation& where = SourceLocation::current()) {
-    return allocate(bytes, options.called_at(where));
-  }
-  RegisteredMemory allocate(std::size_t bytes, Device device, CallOptions& options,
-                            const SourceLocation& where = SourceLocation::current()) {
-    return allocate(bytes, device, options.called_at(where));
-  }
-  RegisteredMemory allocate_shared(std::size_t bytes, CallOptions& options,
-                                   const SourceLocation& where = SourceLocation::current()) {
-    return allocate_shared(bytes, options.called_at(where));
-  }
+  RegisteredMemory allocate_shared(std::size_t bytes, const CallOptions& options = {},
+                                   const SourceLocation& where = SourceLocation::current());
 
   // ---- Ends ----------------------------------------------------------------------------------------------------
 

@@ -20,16 +20,12 @@ class SourceLocation {
     return where;
   }
 
-  /// For members of option structs, as `where = SourceLocation::outside(__FILE__)`: the line that initialises the
-  /// object with braces. Empty where a constructor does (`CallOptions call;`): its line would be one of `header`.
-  [[gnu::always_inline]] static constexpr SourceLocation outside(const char* header,
-                                                                 const char* file = __builtin_FILE(),
-                                                                 unsigned line = __builtin_LINE(),
-                                                                 const char* function = __builtin_FUNCTION()) noexcept {
-    return __builtin_strcmp(file, header) == 0 ? SourceLocation() : current(file, line, function);
-  }
-
   constexpr bool is_empty() const noexcept { return line_ == 0 && *file_ == '\0'; }
+
+  /// This place, or `other` if this one is empty.
+  constexpr const SourceLocation& or_else(const SourceLocation& other) const noexcept {
+    return is_empty() ? other : *this;
+  }
 
   /// If line() is 0, the name of a call that the library made itself, "in Checkpoint::save (train.cpp:40)", or empty if
   /// the place is unknown.

@@ -38,40 +38,20 @@ struct ClipGradOptions {
   /// parameter is passed on exactly one of these ranks. Parameters with a layout carry their groups; any other group is
   /// rejected. Collective over the group.
   std::shared_ptr<ProcessGroup> group = nullptr;
-  SourceLocation where = SourceLocation::outside(__FILE__);  ///< the caller's line, for error messages; do not set it
-
-  /// These options, for a call at this line: the line counts unless the options have one.
-  ClipGradOptions called_at(const SourceLocation& call) const {
-    ClipGradOptions here = *this;
-    if (here.where.is_empty()) here.where = call;
-    return here;
-  }
+  SourceLocation where = {};  ///< set by Maniple for calls that it makes itself; empty: the line of the call
 };
 
 /// Multiplies all gradients by max_norm / (norm + 1e-6) if that factor is below 1. Returns the norm before clipping:
 /// one element, float32 or float64. With max_norm = infinity it only computes the norm. Throws InvalidArgument for a
 /// negative or NaN max_norm and for sparse gradients.
 torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& parameters, double max_norm,
-                              const ClipGradOptions& options = {});
-torch::Tensor clip_grad_norm_(const torch::Tensor& parameter, double max_norm, const ClipGradOptions& options = {});
+                              const ClipGradOptions& options = {},
+                              const SourceLocation& where = SourceLocation::current());
+torch::Tensor clip_grad_norm_(const torch::Tensor& parameter, double max_norm, const ClipGradOptions& options = {},
+                              const SourceLocation& where = SourceLocation::current());
 /// The same for all parameters of the module.
-torch::Tensor clip_grad_norm_(torch::nn::Module& module, double max_norm, const ClipGradOptions& options = {});
-
-// Options in an object: errors name the line of the call, or of `ClipGradOptions options{...}`, where braces initialise
-// the object.
-inline torch::Tensor clip_grad_norm_(const std::vector<torch::Tensor>& parameters, double max_norm,
-                                     ClipGradOptions& options,
-                                     const SourceLocation& where = SourceLocation::current()) {
-  return clip_grad_norm_(parameters, max_norm, options.called_at(where));
-}
-inline torch::Tensor clip_grad_norm_(const torch::Tensor& parameter, double max_norm, ClipGradOptions& options,
-                                     const SourceLocation& where = SourceLocation::current()) {
-  return clip_grad_norm_(parameter, max_norm, options.called_at(where));
-}
-inline torch::Tensor clip_grad_norm_(torch::nn::Module& module, double max_norm, ClipGradOptions& options,
-                                     const SourceLocation& where = SourceLocation::current()) {
-  return clip_grad_norm_(module, max_norm, options.called_at(where));
-}
+torch::Tensor clip_grad_norm_(torch::nn::Module& module, double max_norm, const ClipGradOptions& options = {},
+                              const SourceLocation& where = SourceLocation::current());
 
 /// Clamps each element of each gradient to -clip_value .. clip_value. NaN stays NaN.
 void clip_grad_value_(const std::vector<torch::Tensor>& parameters, double clip_value);

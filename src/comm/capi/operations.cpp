@@ -57,8 +57,10 @@ std::span<const std::size_t> counts_from(const std::size_t* counts, const manipl
   return {counts, static_cast<std::size_t>(group->group->size())};
 }
 
+constexpr SourceLocation kNoPlace;  // a line of this file would not help users
+
 CallOptions options_from(const maniple_call* call, bool async) {
-  CallOptions options{.where = SourceLocation()};  // a line of this file would not help users
+  CallOptions options;
   if (call != nullptr && call->timeout_s != 0) options.timeout = Seconds(call->timeout_s);
   if (call != nullptr) options.stream = call->stream;
   options.async_op = async;
@@ -93,21 +95,22 @@ using namespace maniple;
 
 maniple_error* maniple_broadcast(maniple_group* group, const maniple_buffer* buffer, int root, const maniple_call* call,
                                  maniple_work** work) {
-  return run(call, work,
-             [&](const CallOptions& options) { return group->group->broadcast(buffer_from(buffer), root, options); });
+  return run(call, work, [&](const CallOptions& options) {
+    return group->group->broadcast(buffer_from(buffer), root, options, kNoPlace);
+  });
 }
 
 maniple_error* maniple_reduce(maniple_group* group, const maniple_buffer* in, const maniple_buffer* out, int root,
                               maniple_reduce_op op, const maniple_call* call, maniple_work** work) {
   return run(call, work, [&](const CallOptions& options) {
-    return group->group->reduce(buffer_from(in), buffer_from(out), root, op_from(op), options);
+    return group->group->reduce(buffer_from(in), buffer_from(out), root, op_from(op), options, kNoPlace);
   });
 }
 
 maniple_error* maniple_all_reduce(maniple_group* group, const maniple_buffer* in, const maniple_buffer* out,
                                   maniple_reduce_op op, const maniple_call* call, maniple_work** work) {
   return run(call, work, [&](const CallOptions& options) {
-    return group->group->all_reduce(buffer_from(in), buffer_from(out), op_from(op), options);
+    return group->group->all_reduce(buffer_from(in), buffer_from(out), op_from(op), options, kNoPlace);
   });
 }
 
@@ -116,28 +119,29 @@ maniple_error* maniple_all_reduce_coalesced(maniple_group* group, const maniple_
   return run(call, work, [&](const CallOptions& options) {
     std::vector<Buffer> list;
     for (size_t i = 0; i < count; ++i) list.push_back(buffer_from(&buffers[i]));
-    return group->group->all_reduce_coalesced(list, op_from(op), options);
+    return group->group->all_reduce_coalesced(list, op_from(op), options, kNoPlace);
   });
 }
 
 maniple_error* maniple_gather(maniple_group* group, const maniple_buffer* in, const maniple_buffer* out, int root,
                               const size_t* counts, const maniple_call* call, maniple_work** work) {
   return run(call, work, [&](const CallOptions& options) {
-    return group->group->gather(buffer_from(in), buffer_from(out), root, counts_from(counts, group), options);
+    return group->group->gather(buffer_from(in), buffer_from(out), root, counts_from(counts, group), options, kNoPlace);
   });
 }
 
 maniple_error* maniple_all_gather(maniple_group* group, const maniple_buffer* in, const maniple_buffer* out,
                                   const size_t* counts, const maniple_call* call, maniple_work** work) {
   return run(call, work, [&](const CallOptions& options) {
-    return group->group->all_gather(buffer_from(in), buffer_from(out), counts_from(counts, group), options);
+    return group->group->all_gather(buffer_from(in), buffer_from(out), counts_from(counts, group), options, kNoPlace);
   });
 }
 
 maniple_error* maniple_scatter(maniple_group* group, const maniple_buffer* in, const maniple_buffer* out, int root,
                                const size_t* counts, const maniple_call* call, maniple_work** work) {
   return run(call, work, [&](const CallOptions& options) {
-    return group->group->scatter(buffer_from(in), buffer_from(out), root, counts_from(counts, group), options);
+    return group->group->scatter(buffer_from(in), buffer_from(out), root, counts_from(counts, group), options,
+                                 kNoPlace);
   });
 }
 
@@ -146,7 +150,7 @@ maniple_error* maniple_reduce_scatter(maniple_group* group, const maniple_buffer
                                       maniple_work** work) {
   return run(call, work, [&](const CallOptions& options) {
     return group->group->reduce_scatter(buffer_from(in), buffer_from(out), op_from(op), counts_from(counts, group),
-                                        options);
+                                        options, kNoPlace);
   });
 }
 
@@ -155,18 +159,18 @@ maniple_error* maniple_all_to_all(maniple_group* group, const maniple_buffer* in
                                   maniple_work** work) {
   return run(call, work, [&](const CallOptions& options) {
     return group->group->all_to_all(buffer_from(in), buffer_from(out), counts_from(in_counts, group),
-                                    counts_from(out_counts, group), options);
+                                    counts_from(out_counts, group), options, kNoPlace);
   });
 }
 
 maniple_error* maniple_barrier(maniple_group* group, const maniple_call* call, maniple_work** work) {
-  return run(call, work, [&](const CallOptions& options) { return group->group->barrier(options); });
+  return run(call, work, [&](const CallOptions& options) { return group->group->barrier(options, kNoPlace); });
 }
 
 maniple_error* maniple_monitored_barrier(maniple_group* group, double timeout_s, const maniple_call* call) {
   return guarded([&] {
     const Interrupt interrupt = interrupt_of(call);
-    group->group->monitored_barrier(Seconds(timeout_s), options_from(nullptr, false));
+    group->group->monitored_barrier(Seconds(timeout_s), options_from(nullptr, false), kNoPlace);
   });
 }
 
@@ -174,7 +178,7 @@ maniple_error* maniple_isend(maniple_group* group, const maniple_buffer* buffer,
                              const maniple_call* call, maniple_work** work) {
   return run(call, work, [&](const CallOptions& options) {
     require_work(work);
-    return group->group->isend(buffer_from(buffer), peer, tag, options);
+    return group->group->isend(buffer_from(buffer), peer, tag, options, kNoPlace);
   });
 }
 
@@ -183,7 +187,7 @@ maniple_error* maniple_irecv(maniple_group* group, const maniple_buffer* buffer,
   auto source = std::make_shared<int>(-1);
   maniple_error* error = run(call, work, [&](const CallOptions& options) {
     require_work(work);
-    Work started = group->group->irecv(buffer_from(buffer), peer, tag, source.get(), options);
+    Work started = group->group->irecv(buffer_from(buffer), peer, tag, source.get(), options, kNoPlace);
     when_done(started, [source](const std::exception_ptr&) {});  // keeps `source` alive even if the work is freed first
     return started;
   });
@@ -229,8 +233,8 @@ maniple_error* maniple_allocate(maniple_group* group, size_t bytes, int device, 
   return guarded([&] {
     const Device where = device_from(device, device_index);
     const CallOptions options = options_from(call, false);
-    *memory = new maniple_memory{where.is_cpu() ? group->group->allocate(bytes, options)
-                                                : group->group->allocate(bytes, where, options)};
+    *memory = new maniple_memory{where.is_cpu() ? group->group->allocate(bytes, options, kNoPlace)
+                                                : group->group->allocate(bytes, where, options, kNoPlace)};
   });
 }
 

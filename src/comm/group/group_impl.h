@@ -55,6 +55,11 @@ class TaskQueue {
   std::thread thread_;
 };
 
+/// The options of a call at this line, which counts unless the options have a place.
+inline CallOptions called_at(const CallOptions& options, const SourceLocation& where) {
+  return {options.timeout, options.async_op, options.stream, options.where.or_else(where)};
+}
+
 class detail::GroupImpl {
  public:
   /// Sets up the backend and passes a first barrier: on return, all ranks have joined.

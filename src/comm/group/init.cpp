@@ -237,7 +237,8 @@ std::shared_ptr<ProcessGroup> make_named_group(ProcessGroup& parent, const std::
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::new_group(std::span<const int> ranks, const GroupOptions& options,
-                                                      const CallOptions& call) {
+                                                      const CallOptions& call_options, const SourceLocation& where) {
+  const CallOptions call = called_at(call_options, where);
   require_member("new_group");
   const Deadline deadline = Deadline::after(impl_->limit(call));
   // A barrier whose "counts" are the list and the options: ranks that pass different values get a Mismatch.
@@ -254,7 +255,8 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(std::span<const int> ranks
 }
 
 std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const GroupOptions& options,
-                                                  const CallOptions& call) {
+                                                  const CallOptions& call_options, const SourceLocation& where) {
+  const CallOptions call = called_at(call_options, where);
   require_member("split");
   const Deadline deadline = Deadline::after(impl_->limit(call));
   const std::int64_t mine[3] = {color, key, static_cast<std::int64_t>(Parts(words_of(options)).hash())};

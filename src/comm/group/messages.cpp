@@ -111,21 +111,28 @@ std::vector<Work> detail::GroupImpl::start_messages(std::span<const PointToPoint
   return works;
 }
 
-void ProcessGroup::send(ConstBuffer buffer, int peer, int tag, const CallOptions& call) {
+void ProcessGroup::send(ConstBuffer buffer, int peer, int tag, const CallOptions& options,
+                        const SourceLocation& where) {
+  const CallOptions call = called_at(options, where);
   if (impl_->takes_part("send")) impl_->run_message(PointToPoint::send(buffer, peer, tag), call);
 }
 
-Work ProcessGroup::isend(ConstBuffer buffer, int peer, int tag, const CallOptions& call) {
+Work ProcessGroup::isend(ConstBuffer buffer, int peer, int tag, const CallOptions& options,
+                         const SourceLocation& where) {
+  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("isend")) return done_work();
   const PointToPoint p2p = PointToPoint::send(buffer, peer, tag);
   return impl_->start_messages({&p2p, 1}, nullptr, call).front();
 }
 
-int ProcessGroup::recv(Buffer buffer, int peer, int tag, const CallOptions& call) {
+int ProcessGroup::recv(Buffer buffer, int peer, int tag, const CallOptions& options, const SourceLocation& where) {
+  const CallOptions call = called_at(options, where);
   return impl_->takes_part("recv") ? impl_->run_message(PointToPoint::recv(buffer, peer, tag), call) : -1;
 }
 
-Work ProcessGroup::irecv(Buffer buffer, int peer, int tag, int* source, const CallOptions& call) {
+Work ProcessGroup::irecv(Buffer buffer, int peer, int tag, int* source, const CallOptions& options,
+                         const SourceLocation& where) {
+  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("irecv")) {
     if (source != nullptr) *source = -1;
     return done_work();
@@ -134,7 +141,9 @@ Work ProcessGroup::irecv(Buffer buffer, int peer, int tag, int* source, const Ca
   return impl_->start_messages({&p2p, 1}, source, call).front();
 }
 
-std::vector<Work> ProcessGroup::batch_isend_irecv(std::span<const PointToPoint> operations, const CallOptions& call) {
+std::vector<Work> ProcessGroup::batch_isend_irecv(std::span<const PointToPoint> operations, const CallOptions& options,
+                                                  const SourceLocation& where) {
+  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("batch_isend_irecv")) return std::vector<Work>(operations.size(), done_work());
   std::vector<UsedMemory> extents;
   for (const PointToPoint& p2p : operations) {

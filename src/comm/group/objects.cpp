@@ -70,7 +70,9 @@ void require_root(int root, int size) {
 
 }  // namespace
 
-std::string ProcessGroup::broadcast_object(std::string_view object, int root, const CallOptions& call) {
+std::string ProcessGroup::broadcast_object(std::string_view object, int root, const CallOptions& options,
+                                           const SourceLocation& where) {
+  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("broadcast_object")) return {};
   require_root(root, size());
   std::string result;
@@ -85,7 +87,9 @@ std::string ProcessGroup::broadcast_object(std::string_view object, int root, co
   return result;
 }
 
-std::vector<std::string> ProcessGroup::gather_objects(std::string_view object, int root, const CallOptions& call) {
+std::vector<std::string> ProcessGroup::gather_objects(std::string_view object, int root, const CallOptions& options,
+                                                      const SourceLocation& where) {
+  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("gather_objects")) return {};
   require_root(root, size());
   std::vector<std::string> result;
@@ -98,7 +102,9 @@ std::vector<std::string> ProcessGroup::gather_objects(std::string_view object, i
   return result;
 }
 
-std::vector<std::string> ProcessGroup::all_gather_objects(std::string_view object, const CallOptions& call) {
+std::vector<std::string> ProcessGroup::all_gather_objects(std::string_view object, const CallOptions& options,
+                                                          const SourceLocation& where) {
+  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("all_gather_objects")) return {};
   std::vector<std::string> result;
   impl_->run_tasks(Op::all_gather, call, [&](OperationContext& context) {
@@ -109,7 +115,9 @@ std::vector<std::string> ProcessGroup::all_gather_objects(std::string_view objec
   return result;
 }
 
-std::string ProcessGroup::scatter_objects(std::span<const std::string> given, int root, const CallOptions& call) {
+std::string ProcessGroup::scatter_objects(std::span<const std::string> given, int root, const CallOptions& options,
+                                          const SourceLocation& where) {
+  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("scatter_objects")) return {};
   require_root(root, size());
   MANIPLE_REQUIRE(rank() != root || given.size() == static_cast<std::size_t>(size()),

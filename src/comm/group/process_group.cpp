@@ -36,7 +36,8 @@ Store& ProcessGroup::store() {
   return impl_->store();
 }
 
-void ProcessGroup::monitored_barrier(Seconds timeout, const CallOptions& call) {
+void ProcessGroup::monitored_barrier(Seconds timeout, const CallOptions& options, const SourceLocation& where) {
+  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("monitored_barrier")) return;
   impl_->require_usable(Op::barrier, call);
   const std::uint64_t number = impl_->next_monitored();  // also for a refused call, so that later calls match
@@ -77,15 +78,17 @@ void ProcessGroup::monitored_barrier(Seconds timeout, const CallOptions& call) {
     store().erase(key(++cleared, rank()));
 }
 
-RegisteredMemory ProcessGroup::allocate(std::size_t bytes, const CallOptions& call) {
-  return allocate(bytes, Device{}, call);
+RegisteredMemory ProcessGroup::allocate(std::size_t bytes, const CallOptions& options, const SourceLocation& where) {
+  return allocate(bytes, Device{}, options, where);
 }
 
 namespace {
 constexpr std::size_t kMostBytes = std::size_t{1} << 46;  // the sum over all ranks must not overflow
 }
 
-RegisteredMemory ProcessGroup::allocate_shared(std::size_t bytes, const CallOptions& call) {
+RegisteredMemory ProcessGroup::allocate_shared(std::size_t bytes, const CallOptions& options,
+                                               const SourceLocation& where) {
+  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("allocate_shared")) return {};
   MANIPLE_REQUIRE(bytes <= kMostBytes, "allocate_shared: {} bytes exceed the maximum of {}", bytes, kMostBytes);
   RegisteredMemory memory;
@@ -114,7 +117,9 @@ RegisteredMemory ProcessGroup::allocate_shared(std::size_t bytes, const CallOpti
   return memory;
 }
 
-RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Device device, const CallOptions& call) {
+RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Device device, const CallOptions& options,
+                                        const SourceLocation& where) {
+  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("allocate")) return {};
   MANIPLE_REQUIRE(bytes <= kMostBytes, "allocate: {} bytes exceed the maximum of {}", bytes, kMostBytes);
   RegisteredMemory memory;

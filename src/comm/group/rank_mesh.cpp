@@ -29,7 +29,7 @@ std::string names_of(const std::vector<MeshDimension>& dimensions) {
 /// Makes a mistake on one rank an error on all, so that no rank waits.
 void require_same_everywhere(ProcessGroup& group, const std::string& mine, const char* who,
                              const SourceLocation& where) {
-  const std::vector<std::string> all = group.all_gather_objects(mine, {.where = where});
+  const std::vector<std::string> all = group.all_gather_objects(mine, {}, where);
   for (std::size_t r = 1; r < all.size(); ++r) {
     MANIPLE_REQUIRE(all[r] == all[0],
                     "{}: rank {} of the group has dimensions {}, rank 0 has {}; all ranks pass the same", who, r,
@@ -80,7 +80,7 @@ DeviceMesh::DeviceMesh(std::shared_ptr<ProcessGroup> group, std::vector<MeshDime
   for (std::size_t d = 0; d < dimensions_.size(); ++d) {
     std::vector<int> first = coordinates_;
     first[d] = 0;
-    lines_.push_back(group_->split(rank_at(first), coordinates_[d], options_, {.where = where}));
+    lines_.push_back(group_->split(rank_at(first), coordinates_[d], options_, {}, where));
   }
 }
 
@@ -147,8 +147,7 @@ DeviceMesh DeviceMesh::sub(const std::vector<std::string>& names, const SourceLo
     key = key * dimensions_[d].size + coordinates_[d];
     first[d] = 0;
   }
-  mesh.group_ =
-      names.size() == 1 ? mesh.lines_.front() : group_->split(rank_at(first), key, options_, {.where = where});
+  mesh.group_ = names.size() == 1 ? mesh.lines_.front() : group_->split(rank_at(first), key, options_, {}, where);
   return mesh;
 }
 

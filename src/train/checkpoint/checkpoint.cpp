@@ -222,9 +222,9 @@ struct Checkpoint::Impl {
         failed = failure.what();
       }
     }
-    failed = ranks.broadcast_object(failed, 0, {.where = public_place()});
+    failed = ranks.broadcast_object(failed, 0, {}, public_place());
     if (!failed.empty()) throw_failed_on<ProtocolError>(ranks, 0, failed);
-    std::istringstream steps(ranks.broadcast_object(offered, 0, {.where = public_place()}));
+    std::istringstream steps(ranks.broadcast_object(offered, 0, {}, public_place()));
     std::vector<std::string> errors;
     int first_failed = -1;
     for (std::int64_t step = 0; steps >> step;) {
@@ -238,7 +238,7 @@ struct Checkpoint::Impl {
       } catch (const Error& failure) {
         mine = failure.what();
       }
-      const std::vector<std::string> all = ranks.all_gather_objects(mine, {.where = public_place()});
+      const std::vector<std::string> all = ranks.all_gather_objects(mine, {}, public_place());
       const auto first_error =
           std::find_if(all.begin(), all.end(), [](const std::string& text) { return !text.empty(); });
       if (first_error == all.end()) return step;
@@ -296,7 +296,7 @@ struct Checkpoint::Impl {
         failure = std::current_exception();
       }
     }
-    if (!options.sharded) ranks->broadcast(buffer_of(step), 0, {.where = public_place()});
+    if (!options.sharded) ranks->broadcast(buffer_of(step), 0, {}, public_place());
     if (step == -1) return std::nullopt;
     if (step >= 0) {
       try {
@@ -306,7 +306,7 @@ struct Checkpoint::Impl {
       }
     }
     std::int64_t first_failed = failure ? ranks->rank() : ranks->size();
-    ranks->all_reduce(buffer_of(first_failed), ReduceOp::min, {.where = public_place()});
+    ranks->all_reduce(buffer_of(first_failed), ReduceOp::min, {}, public_place());
     if (failure) std::rethrow_exception(failure);
     if (first_failed < ranks->size()) {
       throw_failed_on<ProtocolError>(

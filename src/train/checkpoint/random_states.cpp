@@ -44,8 +44,7 @@ void add_device_states([[maybe_unused]] ProcessGroup* ranks, [[maybe_unused]] Na
 #ifdef MANIPLE_TORCH_CUDA
   const std::string mine = device_states();
   const bool alone = ranks == nullptr || ranks->size() == 1;
-  const std::vector<std::string> all =
-      alone ? std::vector{mine} : ranks->all_gather_objects(mine, {.where = public_place()});
+  const std::vector<std::string> all = alone ? std::vector{mine} : ranks->all_gather_objects(mine, {}, public_place());
   for (std::size_t r = 0; r < all.size(); ++r) {
     if (!all[r].empty()) state.tensors[device_random_name(static_cast<int>(r))] = bytes_of(all[r]);
   }
@@ -76,8 +75,7 @@ NamedState random_states(ProcessGroup* ranks) {
   const std::int64_t n = ranks->rank() == 0 ? ranks->size() : 0;
   const torch::Tensor all = torch::empty({n, mine.numel()}, torch::kUInt8);
   ranks->gather(ConstBuffer{mine.data_ptr(), bytes, DType::uint8},
-                Buffer{all.data_ptr(), bytes * static_cast<std::size_t>(n), DType::uint8}, 0, {},
-                {.where = public_place()});
+                Buffer{all.data_ptr(), bytes * static_cast<std::size_t>(n), DType::uint8}, 0, {}, {}, public_place());
   for (std::int64_t r = 0; r < n; ++r) state.tensors[random_name(static_cast<int>(r))] = all[r];
   return state;
 }

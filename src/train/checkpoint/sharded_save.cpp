@@ -113,7 +113,7 @@ void ShardedSave::prepare(const std::shared_ptr<ProcessGroup>& ranks, const std:
     if (layout != layout_ || plan_.items.empty()) plan_ = make_save_plan({held});
   } else {
     std::int64_t agreed[2] = {layout != layout_ || plan_.items.empty() ? 1 : 0, failure ? ranks->rank() + 1 : 0};
-    ranks->all_reduce(buffer_of(agreed), ReduceOp::max, {.where = public_place()});
+    ranks->all_reduce(buffer_of(agreed), ReduceOp::max, {}, public_place());
     if (failure) std::rethrow_exception(failure);
     if (agreed[1] != 0) {
       throw_failed_on<InvalidArgument>(
@@ -122,15 +122,14 @@ void ShardedSave::prepare(const std::shared_ptr<ProcessGroup>& ranks, const std:
     }
     if (agreed[0] != 0) {
       std::vector<std::vector<HeldBox>> all;
-      for (const std::string& each : ranks->all_gather_objects(layout, {.where = public_place()}))
+      for (const std::string& each : ranks->all_gather_objects(layout, {}, public_place()))
         all.push_back(decode_held(each));
       layout_.clear();
       plan_ = {};
       plan_ = make_save_plan(all);
     }
     rank_ = ranks->rank();
-    if (!background_)
-      background_ = ranks->split(0, rank_, {.timeout = Seconds(kLongestWrite)}, {.where = public_place()});
+    if (!background_) background_ = ranks->split(0, rank_, {.timeout = Seconds(kLongestWrite)}, {}, public_place());
     compare(*ranks, states, tensors);
   }
   layout_ = std::move(layout);
@@ -162,7 +161,7 @@ void ShardedSave::compare(ProcessGroup& ranks, const PartStates& states,
     }
     mine.put(hash);
   }
-  const std::vector<std::string> all = ranks.all_gather_objects(mine.bytes(), {.where = public_place()});
+  const std::vector<std::string> all = ranks.all_gather_objects(mine.bytes(), {}, public_place());
   std::vector<ByteReader> readers(all.begin(), all.end());
   for (const auto& holders : plan_.replicas) {
     std::optional<std::uint64_t> first;
@@ -285,12 +284,11 @@ ShardedSave::Outcome ShardedSave::write(const std::string& folder, std::int64_t 
       outcome.error = error.what();
     }
   }
-  if (ranks != nullptr) path = ranks->broadcast_object(path, 0, {.where = public_place()});
+  if (ranks != nullptr) path = ranks->broadcast_object(path, 0, {}, public_place());
   if (!path.empty()) {
     const std::string& name = plan_.index.files[static_cast<std::size_t>(rank_)];
     const std::string reply = write_file(path + name);
-    const auto replies =
-        ranks == nullptr ? std::vector{reply} : ranks->gather_objects(reply, 0, {.where = public_place()});
+    const auto replies = ranks == nullptr ? std::vector{reply} : ranks->gather_objects(reply, 0, {}, public_place());
     if (rank_ == 0) {
       try {
         for (std::size_t r = 0; r < replies.size(); ++r) {
@@ -321,7 +319,7 @@ ShardedSave::Outcome ShardedSave::write(const std::string& folder, std::int64_t 
     }
   }
   if (ranks != nullptr)
-    outcome = decode_outcome(ranks->broadcast_object(encode_outcome(outcome), 0, {.where = public_place()}));
+    outcome = decode_outcome(ranks->broadcast_object(encode_outcome(outcome), 0, {}, public_place()));
   return outcome;
 }
 

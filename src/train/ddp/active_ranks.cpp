@@ -25,7 +25,7 @@ void ActiveRanks::stop() noexcept {
 bool ActiveRanks::exchange(bool active) {
   std::vector<std::uint8_t> marks(static_cast<std::size_t>(group_->size()), 0);
   marks[static_cast<std::size_t>(group_->rank())] = active ? 1 : 0;
-  group_->all_reduce(buffer_of(marks), ReduceOp::max, {.where = public_place()});
+  group_->all_reduce(buffer_of(marks), ReduceOp::max, {}, public_place());
   count_ = 0;
   std::vector<int> inactive;
   for (int r = 0; r < group_->size(); ++r) {

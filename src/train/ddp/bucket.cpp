@@ -148,7 +148,7 @@ Overlap resolve_overlap(Overlap requested, ProcessGroup& group, std::size_t grad
     mine.put_string(CoreSet::of_this_process().physical().encode());
     CoreSet cores;
     facts.threads = 0;
-    for (const std::string& answer : group.all_gather_objects(mine.take(), {.where = public_place()})) {
+    for (const std::string& answer : group.all_gather_objects(mine.take(), {}, public_place())) {
       ByteReader reader(answer);
       facts.threads += reader.get<std::int32_t>();
       cores.add(CoreSet::decode(reader.get_string(CoreSet::kMostCores / 8)));

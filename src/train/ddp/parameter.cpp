@@ -72,7 +72,7 @@ std::string first_difference(ProcessGroup& group, const std::vector<std::string>
   if (group.size() == 1) return "";
   std::string mine;
   for (const std::string& line : lines) mine += line + "\n";
-  const std::vector<std::string> texts = group.all_gather_objects(mine, {.where = public_place()});
+  const std::vector<std::string> texts = group.all_gather_objects(mine, {}, public_place());
   if (std::all_of(texts.begin(), texts.end(), [&](const std::string& other) { return other == texts[0]; })) return "";
   std::vector<std::vector<std::string>> ranks;
   std::size_t longest = 0;
@@ -201,7 +201,7 @@ std::shared_ptr<torch::optim::Optimizer> make_optimizer(const OptimizerFactory& 
 
 void exchange_used(ProcessGroup& group, std::span<Parameter> parameters, const std::vector<bool>& used_here) {
   std::vector<std::uint8_t> used(used_here.begin(), used_here.end());
-  group.all_reduce(buffer_of(used), ReduceOp::max, {.where = public_place()});
+  group.all_reduce(buffer_of(used), ReduceOp::max, {}, public_place());
   for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].used = used[i] != 0;
 }
 
@@ -282,19 +282,19 @@ void Replicator::copy_from(int root) {
   for (const std::size_t index : single_) {
     const torch::Tensor& tensor = tensors_[index];
     const Device device = device_of(tensor, kArgument);
-    const CallOptions call{.stream = current_stream_on(device), .where = public_place()};
+    const CallOptions call{.stream = current_stream_on(device)};
     if (is_dense(tensor)) {
-      group_->broadcast({tensor.data_ptr(), tensor.nbytes(), DType::uint8, device}, root, call);
+      group_->broadcast({tensor.data_ptr(), tensor.nbytes(), DType::uint8, device}, root, call, public_place());
     } else {
       const Staged staged(tensor, Access::read_write, kArgument);
-      group_->broadcast(staged.buffer(), root, call);
+      group_->broadcast(staged.buffer(), root, call, public_place());
       staged.write_back();
     }
   }
   const bool here = group_->rank() == root;
   for (const Pack& pack : packs_) {
     if (here) copy_all(pack.places, pack.tensors);
-    group_->broadcast(pack.all, root, {.stream = current_stream_on(pack.all.device), .where = public_place()});
+    group_->broadcast(pack.all, root, {.stream = current_stream_on(pack.all.device)}, public_place());
     if (!here) copy_all(pack.tensors, pack.places);
   }
 }

@@ -26,7 +26,7 @@ void Reducer::lay_out() {
     }
   }
   begin_to_average();
-  group_->broadcast(buffer_of(order), active_.first(), {.where = public_place()});
+  group_->broadcast(buffer_of(order), active_.first(), {}, public_place());
 
   std::vector<PlannedParameter> sizes;
   for (const Parameter& parameter : parameters_) {
@@ -156,8 +156,7 @@ void Reducer::launch_on_device(Bucket& bucket) {
       CommContext comm(group_, false);
       if (const Work work = hook_(given, comm); work.valid()) work.wait();
     } else {
-      group_->all_reduce(bucket.buffer(), ReduceOp::avg,
-                         {.stream = current_stream_on(device), .where = public_place()});
+      group_->all_reduce(bucket.buffer(), ReduceOp::avg, {.stream = current_stream_on(device)}, public_place());
     }
     if (steps_in_backward_ && !exchanges_used()) finalize(bucket);
   });
@@ -176,9 +175,9 @@ void Reducer::launch(Bucket& bucket) {
     CommContext comm(group_, async);
     bucket.work = hook_(given, comm);
   } else if (async) {
-    bucket.work = group_->all_reduce(bucket.buffer(), ReduceOp::avg, {.async_op = true, .where = public_place()});
+    bucket.work = group_->all_reduce(bucket.buffer(), ReduceOp::avg, {.async_op = true}, public_place());
   } else {
-    group_->all_reduce(bucket.buffer(), ReduceOp::avg, {.where = public_place()});
+    group_->all_reduce(bucket.buffer(), ReduceOp::avg, {}, public_place());
   }
   bucket.launched = true;
   bucket.launched_at = launched;
@@ -204,7 +203,7 @@ void Reducer::launch(Bucket& bucket) {
 void Reducer::scale(Bucket& bucket) {
   if (!factor_ && options_.average == Average::samples) {
     double sum = shadows() ? 0 : weight_;
-    group_->all_reduce(buffer_of(sum), ReduceOp::sum, {.where = public_place()});
+    group_->all_reduce(buffer_of(sum), ReduceOp::sum, {}, public_place());
     if (sum <= 0) fail("the weights of all ranks are zero; call set_weight with the number of samples");
     factor_ = weight_ * group_->size() / sum;
   }

@@ -241,7 +241,7 @@ void ShardContext::reduce_waiting() {
     if (!group || group->size() == 1) continue;
     std::vector<std::uint8_t> any(has.size());
     for (const std::string& other :
-         group->all_gather_objects(std::string(has.begin(), has.end()), {.where = public_place()})) {
+         group->all_gather_objects(std::string(has.begin(), has.end()), {}, public_place())) {
       for (std::size_t i = 0; i < any.size() && i < other.size(); ++i) any[i] |= static_cast<std::uint8_t>(other[i]);
     }
     has = any;

@@ -98,7 +98,8 @@ void ShardUnit::start_gather() {
   const Device device = device_for(device_);
   context_->start(ShardContext::Use::gather, device_, [&](const CallOptions& call) {
     return group().all_gather(ConstBuffer{own, gather_.part_counts()[rank], DType::uint8, device},
-                              Buffer{scratch, gather_.bytes(), DType::uint8, device}, gather_.part_counts(), call);
+                              Buffer{scratch, gather_.bytes(), DType::uint8, device}, gather_.part_counts(), call,
+                              call.where);
   });
 }
 

@@ -201,11 +201,11 @@ void ShardUnit::start_reduce(const ReduceLayout& layout, const std::vector<Tenso
   context_->start(ShardContext::Use::reduce, device_, [&](const CallOptions& call) {
     const Buffer part_here{own, packed.part_counts()[rank], dtype, device};
     Work work = group().reduce_scatter(ConstBuffer{scratch, packed.total(), dtype, device}, part_here, ReduceOp::avg,
-                                       packed.part_counts(), call);
+                                       packed.part_counts(), call, call.where);
     if (!options_.replicate_group) return work;
     const auto over_replicas = [replicas = options_.replicate_group, part_here, stream = call.stream,
                                 where = call.where] {
-      replicas->all_reduce(part_here, ReduceOp::avg, {.stream = stream, .where = where});
+      replicas->all_reduce(part_here, ReduceOp::avg, {.stream = stream}, where);
     };
     if (call.async_op) return work.then(over_replicas);
     over_replicas();

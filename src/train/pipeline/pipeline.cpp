@@ -142,7 +142,7 @@ Pipeline::Impl::Impl(std::vector<torch::nn::AnyModule> stages, PipelineOptions o
   agree_on_options(*given, error);
   std::vector<int> all(static_cast<std::size_t>(given->size()));
   std::iota(all.begin(), all.end(), 0);
-  rank.group = given->new_group(all, {}, {.where = public_place()});
+  rank.group = given->new_group(all, {}, {}, public_place());
   // Each rank sends and posts receives in the order of its schedule, so messages are matched by tags.
   match_by_tags(*rank.group);
   rank.devices = devices_of(rank.stages, *rank.group);
@@ -169,7 +169,7 @@ void Pipeline::Impl::agree_on_options(ProcessGroup& group, std::string error) co
   const std::string mine =
       format_text("{} stages, {} micro-batches, schedule {}, {}", rank.chunks, options.micro_batches,
                   info(options.schedule).name, options.dynamic_shapes ? "dynamic shapes" : "shapes agreed once");
-  const auto texts = group.all_gather_objects(one_line(error) + "\n" + mine, {.where = public_place()});
+  const auto texts = group.all_gather_objects(one_line(error) + "\n" + mine, {}, public_place());
   std::string first;
   for (std::size_t other = 0; other < texts.size(); ++other) {
     const std::size_t line = texts[other].find('\n');
@@ -190,7 +190,7 @@ void Pipeline::Impl::exchange_names() {
     }
   }
   std::map<std::string, std::set<std::string>> stages_with;
-  for (const std::string& text : rank.group->all_gather_objects(mine, {.where = public_place()})) {
+  for (const std::string& text : rank.group->all_gather_objects(mine, {}, public_place())) {
     std::istringstream lines(text);
     std::string stage, name;
     while (lines >> stage >> name) stages_with[name].insert(stage);
@@ -211,7 +211,7 @@ void Pipeline::Impl::tie(const NamedTensors& given) {
     std::string shape;
   };
   std::map<std::string, Holders> holders;
-  const auto texts = rank.group->all_gather_objects(mine, {.where = public_place()});
+  const auto texts = rank.group->all_gather_objects(mine, {}, public_place());
   for (std::size_t other = 0; other < texts.size(); ++other) {
     std::istringstream lines(texts[other]);
     std::string name, shape;
@@ -232,13 +232,13 @@ void Pipeline::Impl::tie(const NamedTensors& given) {
                     one.ranks.front());
   }
   for (const auto& [name, one] : holders) {
-    Tied tied{name, {}, rank.group->new_group(one.ranks, {}, {.where = public_place()}), {}};
+    Tied tied{name, {}, rank.group->new_group(one.ranks, {}, {}, public_place()), {}};
     for (const auto& [own, tensor] : given) {
       if (own == name) tied.parameter = tensor;
     }
     if (!tied.parameter.defined()) continue;
     const torch::NoGradGuard no_grad;
-    broadcast(tied.parameter, GroupRank{0}, {.group = tied.group, .where = public_place()});
+    broadcast(tied.parameter, GroupRank{0}, {.group = tied.group}, public_place());
     layouts_.tie(tied.parameter, tied.group->rank() == 0);
     tied_.push_back(std::move(tied));
   }
@@ -291,7 +291,7 @@ PipelineBatch Pipeline::Impl::agree(PipelineCall call, const Tensor& input, cons
                               input.requires_grad() ? " with a gradient" : "");
   }
   if (mine.error.empty() && rank.is_last_rank() && call != PipelineCall::forward) mine.target_rows = target.size(0);
-  const auto texts = rank.group->all_gather_objects(mine.text(), {.where = public_place()});
+  const auto texts = rank.group->all_gather_objects(mine.text(), {}, public_place());
   std::string key;
   std::vector<PipelineProposal> all;
   for (const std::string& text : texts) {
@@ -375,11 +375,11 @@ double Pipeline::Impl::loss_of(PipelineCall call, const Tensor& input, const Ten
       if (!trains || !tied.parameter.requires_grad()) continue;
       Tensor& gradient = tied.parameter.mutable_grad();
       if (!gradient.defined()) gradient = torch::zeros_like(tied.parameter);
-      all_reduce(gradient, ReduceOp::sum, {.group = tied.group, .where = public_place()});
+      all_reduce(gradient, ReduceOp::sum, {.group = tied.group}, public_place());
       if (tied.before.defined()) gradient.add_(tied.before);
     }
     if (rank.is_last_rank()) loss = step.mean_loss();
-    rank.group->broadcast(buffer_of(loss), rank.ranks() - 1, {.where = public_place()});
+    rank.group->broadcast(buffer_of(loss), rank.ranks() - 1, {}, public_place());
   });
   for (Tied& tied : tied_) tied.before = Tensor();
   return loss;

@@ -228,10 +228,10 @@ void PipelineStep::note_shape(Key key, const ActivationShape& shape, int to_stag
     shapes_.of.emplace(key, shape);
     if (rank_of(to_stage) == rank_.rank()) return;
     const Tensor header = header_of(shape);
-    sends_.push_back(rank_.group
-                         ->isend(buffer_in(header), rank_of(to_stage), tag_of(Direction::activation, key, true),
-                                 {.where = public_place()})
-                         .then([header] {}));
+    sends_.push_back(
+        rank_.group
+            ->isend(buffer_in(header), rank_of(to_stage), tag_of(Direction::activation, key, true), {}, public_place())
+            .then([header] {}));
     return;
   }
   MANIPLE_REQUIRE(
@@ -247,8 +247,8 @@ void PipelineStep::deliver(Direction direction, Key key, const Tensor& tensor, i
     return;
   }
   rank_.statistics.sent_bytes += tensor.nbytes();
-  sends_.push_back(isend(tensor, GroupRank{rank_of(to_stage)}, tag_of(direction, key),
-                         {.group = rank_.group, .where = public_place()}));
+  sends_.push_back(
+      isend(tensor, GroupRank{rank_of(to_stage)}, tag_of(direction, key), {.group = rank_.group}, public_place()));
 }
 
 void PipelineStep::post_data(Direction direction, Key key, const ActivationShape& shape, int chunk) {
@@ -257,8 +257,7 @@ void PipelineStep::post_data(Direction direction, Key key, const ActivationShape
   const int from = rank_of(direction == Direction::activation ? key.first : key.first + 1);
   one.tensor = torch::empty(shape.sizes,
                             torch::TensorOptions(shape.dtype).device(rank_.devices[static_cast<std::size_t>(chunk)]));
-  one.work =
-      irecv(one.tensor, GroupRank{from}, tag_of(direction, key), {.group = rank_.group, .where = public_place()});
+  one.work = irecv(one.tensor, GroupRank{from}, tag_of(direction, key), {.group = rank_.group}, public_place());
 }
 
 /// Posts the receives of an action, as far as their shapes are known.
@@ -275,7 +274,7 @@ void PipelineStep::post(const PipelineAction& action) {
     const Tensor header = one.header = torch::zeros({kHeaderWords}, torch::kInt64);
     one.header_work = rank_.group
                           ->irecv(buffer_in(header), rank_of(stage - 1), tag_of(Direction::activation, key, true),
-                                  nullptr, {.where = public_place()})
+                                  nullptr, {}, public_place())
                           .then([header] {});
     return;
   }

@@ -181,7 +181,7 @@ std::vector<std::size_t> cut_of_rank_0(ProcessGroup& group, const std::function<
       text = std::string("failed ") + error.what();
     }
   }
-  std::istringstream words(group.broadcast_object(text, 0, {.where = public_place()}));
+  std::istringstream words(group.broadcast_object(text, 0, {}, public_place()));
   if (thrown) std::rethrow_exception(thrown);
   std::string kind, rest;
   words >> kind;

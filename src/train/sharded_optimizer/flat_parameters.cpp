@@ -99,7 +99,7 @@ void FlatParameters::lay_out(const std::vector<Item>& items) {
 void FlatParameters::move_in(Row& row) {
   ProcessGroup& group = *options_.group;
   const std::size_t bytes = row.layout.bytes();
-  row.memory = options_.shared ? group.allocate_shared(bytes, {.where = public_place()})
+  row.memory = options_.shared ? group.allocate_shared(bytes, {}, public_place())
                                : allocate_for(group, std::max<std::size_t>(bytes, 1), row.device);
   std::vector<torch::Tensor> places;
   for (std::size_t i = 0; i < row.members.size(); ++i) {
@@ -109,11 +109,10 @@ void FlatParameters::move_in(Row& row) {
   }
   const Buffer all{row.memory.data(), bytes, DType::uint8, row.device};
   if (!options_.shared) {
-    group.broadcast(all, 0, {.stream = current_stream_on(row.device), .where = public_place()});
+    group.broadcast(all, 0, {.stream = current_stream_on(row.device)}, public_place());
   } else {
-    if (options_.leaders && options_.leaders->is_member())
-      options_.leaders->broadcast(all, 0, {.where = public_place()});
-    group.barrier({.where = public_place()});
+    if (options_.leaders && options_.leaders->is_member()) options_.leaders->broadcast(all, 0, {}, public_place());
+    group.barrier({}, public_place());
   }
   for (std::size_t i = 0; i < places.size(); ++i) {
     row.members[i].parameter.set_data(places[i]);
@@ -200,7 +199,7 @@ std::string FlatParameters::moved() const {
 
 void FlatParameters::gather() {
   const bool hosts_exchange = options_.shared && options_.group->topology().node_count() > 1;
-  if (hosts_exchange) options_.group->barrier({.where = public_place()});
+  if (hosts_exchange) options_.group->barrier({}, public_place());
   if (!options_.shared || (hosts_exchange && options_.leaders->is_member())) {
     ProcessGroup& group = options_.shared ? *options_.leaders : *options_.group;
     for (Row& row : rows_) {
@@ -211,10 +210,10 @@ void FlatParameters::gather() {
       group.all_gather(ConstBuffer{data + layout.part_begin(own) * layout.element_bytes(), row.bytes_of_parts[own],
                                    DType::uint8, row.device},
                        Buffer{data, layout.bytes(), DType::uint8, row.device}, row.bytes_of_parts,
-                       {.stream = current_stream_on(row.device), .where = public_place()});
+                       {.stream = current_stream_on(row.device)}, public_place());
     }
   }
-  if (options_.shared) options_.group->barrier({.where = public_place()});
+  if (options_.shared) options_.group->barrier({}, public_place());
 }
 
 void FlatParameters::leave() {

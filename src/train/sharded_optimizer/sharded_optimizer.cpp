@@ -186,7 +186,7 @@ void ShardedOptimizerBase::Impl::agree() {
   std::vector<Vote> all(static_cast<std::size_t>(group().size()), own);
   if (group().size() > 1) {
     group().all_gather(ConstBuffer{&own, sizeof own, DType::uint8},
-                       Buffer{all.data(), all.size() * sizeof own, DType::uint8}, {}, {.where = public_place()});
+                       Buffer{all.data(), all.size() * sizeof own, DType::uint8}, {}, {}, public_place());
   }
   MANIPLE_REQUIRE(mine.empty(), "ShardedOptimizer: {}; nothing was changed", mine);
   for (std::size_t r = 0; r < all.size(); ++r) {
@@ -259,8 +259,7 @@ ShardedOptimizerBase::ShardedOptimizerBase(Groups groups, std::unique_ptr<torch:
                                                 impl.sharding.shared_parameters)});
   const Topology& topology = impl.group().topology();
   if (impl.sharding.shared_parameters && topology.node_count() > 1)
-    impl.leaders =
-        impl.group().split(topology.local_rank() == 0 ? 0 : -1, topology.rank, {}, {.where = public_place()});
+    impl.leaders = impl.group().split(topology.local_rank() == 0 ? 0 : -1, topology.rank, {}, {}, public_place());
   impl.lay_out_fresh();
 }
 ShardedOptimizerBase::~ShardedOptimizerBase() = default;
@@ -298,8 +297,7 @@ void ShardedOptimizerBase::unshare() {
   const PublicCall call("ShardedOptimizer::unshare, which all ranks call");
   for (const auto& block : impl_->blocks) block->leave();
   impl_->left = true;
-  impl_->group().barrier(
-      {.where = public_place()});  // no rank may change shared memory that others have not copied yet
+  impl_->group().barrier({}, public_place());  // no rank may change shared memory that others have not copied yet
 }
 
 void ShardedOptimizerBase::save(torch::serialize::OutputArchive&) const {

@@ -146,12 +146,12 @@ NamedState whole_state(ShardedOptimizerBase& optimizer) {
     for (const std::int64_t size : shard.shape) list.put(size);
     list.put(shard.offset), list.put(shard.count);
   }
-  const std::vector<std::string> lists = group.gather_objects(list.take(), 0, {.where = public_place()});
+  const std::vector<std::string> lists = group.gather_objects(list.take(), 0, {}, public_place());
   NamedState result;
   if (group.rank() != 0) {
     for (const ShardOf& shard : shards) {
       const Tensor part = shard.local.cpu().contiguous();
-      group.send(ConstBuffer{part.data_ptr(), part.nbytes(), DType::uint8}, 0, kStateTag, {.where = public_place()});
+      group.send(ConstBuffer{part.data_ptr(), part.nbytes(), DType::uint8}, 0, kStateTag, {}, public_place());
     }
     for (auto& [name, text] : own.texts) {
       if (!is_of_parameter(name)) result.texts[name] = std::move(text);
@@ -178,8 +178,8 @@ NamedState whole_state(ShardedOptimizerBase& optimizer) {
       if (r == 0) {
         part.copy_(shards[s].local.reshape({-1}));
       } else {
-        group.recv(Buffer{part.data_ptr(), part.nbytes(), DType::uint8}, static_cast<int>(r), kStateTag,
-                   {.where = public_place()});
+        group.recv(Buffer{part.data_ptr(), part.nbytes(), DType::uint8}, static_cast<int>(r), kStateTag, {},
+                   public_place());
       }
     }
   }

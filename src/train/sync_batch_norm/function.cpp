@@ -78,7 +78,7 @@ Statistics over_all_ranks(const Tensor& x, const std::shared_ptr<ProcessGroup>& 
     own[2 * channels] = static_cast<double>(x.numel() / channels);
   }
   const Tensor all = torch::empty({group->size(), 2 * channels + 1}, real);
-  all_gather_into_tensor(all, own, {.group = group, .where = public_place()});
+  all_gather_into_tensor(all, own, {.group = group}, public_place());
   const Tensor counts = all.narrow(1, 2 * channels, 1), means = all.narrow(1, 0, channels);
   const Tensor vars = all.narrow(1, channels, channels);
   Statistics result;
@@ -127,7 +127,7 @@ DeviceStatistics over_all_ranks_on_device(const Tensor& x, const BatchNormTensor
   const Tensor mine =
       torch::cat({mean, invstd, torch::full({1}, count > 0 ? static_cast<double>(count) : kNoValues, real)});
   const Tensor all = torch::empty({group->size(), 2 * channels + 1}, real);
-  all_gather_into_tensor(all, mine, {.group = group, .where = public_place()});
+  all_gather_into_tensor(all, mine, {.group = group}, public_place());
   const Tensor counts = all.select(1, 2 * channels);
   DeviceStatistics result;
   if (count <= 1 && !is_capturing(x.device())) {
@@ -163,7 +163,7 @@ std::array<Tensor, 3> backward_on_device(const Tensor& input, const Tensor& grad
   if (needed) {
     const Tensor sums = torch::stack({sum_dy, sum_dy_xmu});
     abort_if_backward_throws(group);
-    all_reduce(sums, ReduceOp::sum, {.group = group, .where = public_place()});
+    all_reduce(sums, ReduceOp::sum, {.group = group}, public_place());
     dx = x.numel() > 0 ? at::batch_norm_backward_elemt(dy, x, mean, invstd, scale, sums[0], sums[1], counts)
                        : torch::zeros_like(input);
   }
@@ -248,7 +248,7 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
       const Tensor sums = torch::stack({dbias, dweight}).to(torch::kFloat64);
       if (total > 0) {
         abort_if_backward_throws(group);
-        all_reduce(sums, ReduceOp::sum, {.group = group, .where = public_place()});
+        all_reduce(sums, ReduceOp::sum, {.group = group}, public_place());
       }
       dx = torch::zeros_like(x);
       if (x.numel() > 0) {

@@ -63,16 +63,17 @@ std::span<const std::size_t> uneven(const std::vector<std::size_t>& counts) {
 
 }  // namespace
 
-Work broadcast(const torch::Tensor& tensor, PeerRank src, const DistOptions& options) {
+Work broadcast(const torch::Tensor& tensor, PeerRank src, const DistOptions& options, const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "broadcast")) return done_work();
   const int root = group_rank_of(*group, src, "broadcast", "src");
   const Staged staged(tensor, group->rank() == root ? Access::read : Access::write, {"broadcast", "tensor"});
   return run_operation(options, {staged},
-                       [&](const CallOptions& call) { return group->broadcast(staged.buffer(), root, call); });
+                       [&](const CallOptions& call) { return group->broadcast(staged.buffer(), root, call, where); });
 }
 
-Work reduce(const torch::Tensor& tensor, PeerRank dst, ReduceOp op, const DistOptions& options) {
+Work reduce(const torch::Tensor& tensor, PeerRank dst, ReduceOp op, const DistOptions& options,
+            const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "reduce")) return done_work();
   const int root = group_rank_of(*group, dst, "reduce", "dst");
@@ -80,20 +81,22 @@ Work reduce(const torch::Tensor& tensor, PeerRank dst, ReduceOp op, const DistOp
   const Staged staged(tensor, here ? Access::read_write : Access::read, {"reduce", "tensor"});
   require_reducible(staged, op, "reduce");
   const Buffer out = here ? staged.buffer() : Buffer{nullptr, 0, staged.buffer().dtype, staged.buffer().device};
-  return run_operation(options, {staged},
-                       [&](const CallOptions& call) { return group->reduce(staged.buffer(), out, root, op, call); });
+  return run_operation(options, {staged}, [&](const CallOptions& call) {
+    return group->reduce(staged.buffer(), out, root, op, call, where);
+  });
 }
 
-Work all_reduce(const torch::Tensor& tensor, ReduceOp op, const DistOptions& options) {
+Work all_reduce(const torch::Tensor& tensor, ReduceOp op, const DistOptions& options, const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "all_reduce")) return done_work();
   const Staged staged(tensor, Access::read_write, {"all_reduce", "tensor"});
   require_reducible(staged, op, "all_reduce");
   return run_operation(options, {staged},
-                       [&](const CallOptions& call) { return group->all_reduce(staged.buffer(), op, call); });
+                       [&](const CallOptions& call) { return group->all_reduce(staged.buffer(), op, call, where); });
 }
 
-Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op, const DistOptions& options) {
+Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op, const DistOptions& options,
+                          const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "all_reduce_coalesced")) return done_work();
   std::vector<Staged> staged;
@@ -105,11 +108,11 @@ Work all_reduce_coalesced(const std::vector<torch::Tensor>& tensors, ReduceOp op
     buffers.push_back(staged.back().buffer());
   }
   return run_operation(options, std::move(staged),
-                       [&](const CallOptions& call) { return group->all_reduce_coalesced(buffers, op, call); });
+                       [&](const CallOptions& call) { return group->all_reduce_coalesced(buffers, op, call, where); });
 }
 
 Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gather_list, PeerRank dst,
-            const DistOptions& options) {
+            const DistOptions& options, const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "gather")) return done_work();
   const int root = group_rank_of(*group, dst, "gather", "dst");
@@ -126,11 +129,11 @@ Work gather(const torch::Tensor& tensor, const std::vector<torch::Tensor>& gathe
     to = out.buffer();
   }
   return run_operation(options, {in, out},
-                       [&](const CallOptions& call) { return group->gather(in.buffer(), to, root, {}, call); });
+                       [&](const CallOptions& call) { return group->gather(in.buffer(), to, root, {}, call, where); });
 }
 
-Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tensor& tensor,
-                const DistOptions& options) {
+Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tensor& tensor, const DistOptions& options,
+                const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "all_gather")) return done_work();
   require_one_for_each(tensor_list.size(), *group, "all_gather", "tensor_list");
@@ -138,22 +141,24 @@ Work all_gather(const std::vector<torch::Tensor>& tensor_list, const torch::Tens
   const Staged out(tensor_list, Access::write, {"all_gather", "tensor_list"});
   require_same_dtype(in, out, "all_gather", "tensor and tensor_list");
   return run_operation(options, {in, out}, [&](const CallOptions& call) {
-    return group->all_gather(in.buffer(), out.buffer(), uneven(out.counts()), call);
+    return group->all_gather(in.buffer(), out.buffer(), uneven(out.counts()), call, where);
   });
 }
 
-Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& input, const DistOptions& options) {
+Work all_gather_into_tensor(const torch::Tensor& output, const torch::Tensor& input, const DistOptions& options,
+                            const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "all_gather_into_tensor")) return done_work();
   const Staged in(input, Access::read, {"all_gather_into_tensor", "input"});
   const Staged out(output, Access::write, {"all_gather_into_tensor", "output"});
   require_same_dtype(in, out, "all_gather_into_tensor", "input and output");
-  return run_operation(options, {in, out},
-                       [&](const CallOptions& call) { return group->all_gather(in.buffer(), out.buffer(), {}, call); });
+  return run_operation(options, {in, out}, [&](const CallOptions& call) {
+    return group->all_gather(in.buffer(), out.buffer(), {}, call, where);
+  });
 }
 
 Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scatter_list, PeerRank src,
-             const DistOptions& options) {
+             const DistOptions& options, const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "scatter")) return done_work();
   const int root = group_rank_of(*group, src, "scatter", "src");
@@ -170,12 +175,13 @@ Work scatter(const torch::Tensor& tensor, const std::vector<torch::Tensor>& scat
         "scatter: the tensors of scatter_list differ in size; all ranks receive the same number of elements");
     from = in.buffer();
   }
-  return run_operation(options, {in, out},
-                       [&](const CallOptions& call) { return group->scatter(from, out.buffer(), root, {}, call); });
+  return run_operation(options, {in, out}, [&](const CallOptions& call) {
+    return group->scatter(from, out.buffer(), root, {}, call, where);
+  });
 }
 
 Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor>& input_list, ReduceOp op,
-                    const DistOptions& options) {
+                    const DistOptions& options, const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "reduce_scatter")) return done_work();
   require_one_for_each(input_list.size(), *group, "reduce_scatter", "input_list");
@@ -184,12 +190,12 @@ Work reduce_scatter(const torch::Tensor& output, const std::vector<torch::Tensor
   require_same_dtype(in, out, "reduce_scatter", "input_list and output");
   require_reducible(in, op, "reduce_scatter");
   return run_operation(options, {in, out}, [&](const CallOptions& call) {
-    return group->reduce_scatter(in.buffer(), out.buffer(), op, uneven(in.counts()), call);
+    return group->reduce_scatter(in.buffer(), out.buffer(), op, uneven(in.counts()), call, where);
   });
 }
 
 Work reduce_scatter_tensor(const torch::Tensor& output, const torch::Tensor& input, ReduceOp op,
-                           const DistOptions& options) {
+                           const DistOptions& options, const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "reduce_scatter_tensor")) return done_work();
   const Staged in(input, Access::read, {"reduce_scatter_tensor", "input"});
@@ -197,7 +203,7 @@ Work reduce_scatter_tensor(const torch::Tensor& output, const torch::Tensor& inp
   require_same_dtype(in, out, "reduce_scatter_tensor", "input and output");
   require_reducible(in, op, "reduce_scatter_tensor");
   return run_operation(options, {in, out}, [&](const CallOptions& call) {
-    return group->reduce_scatter(in.buffer(), out.buffer(), op, {}, call);
+    return group->reduce_scatter(in.buffer(), out.buffer(), op, {}, call, where);
   });
 }
 
@@ -205,11 +211,11 @@ namespace {
 
 // One rank cannot know whether all pairs exchange equal amounts, so counts are always passed.
 Work exchange(ProcessGroup& group, Staged in, Staged out, std::vector<std::size_t> in_counts,
-              std::vector<std::size_t> out_counts, const DistOptions& options) {
+              std::vector<std::size_t> out_counts, const DistOptions& options, const SourceLocation& where) {
   const Buffer from = in.buffer();
   const Buffer to = out.buffer();
   return run_operation(options, {std::move(in), std::move(out)}, [&](const CallOptions& call) {
-    return group.all_to_all(from, to, in_counts, out_counts, call);
+    return group.all_to_all(from, to, in_counts, out_counts, call, where);
   });
 }
 
@@ -247,7 +253,7 @@ std::vector<std::size_t> equal_parts(const Staged& staged, int ranks, const char
 }  // namespace
 
 Work all_to_all(const std::vector<torch::Tensor>& output_list, const std::vector<torch::Tensor>& input_list,
-                const DistOptions& options) {
+                const DistOptions& options, const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "all_to_all")) return done_work();
   require_one_for_each(input_list.size(), *group, "all_to_all", "input_list");
@@ -257,12 +263,13 @@ Work all_to_all(const std::vector<torch::Tensor>& output_list, const std::vector
   require_same_dtype(in, out, "all_to_all", "input_list and output_list");
   auto in_counts = in.counts();
   auto out_counts = out.counts();
-  return exchange(*group, std::move(in), std::move(out), std::move(in_counts), std::move(out_counts), options);
+  return exchange(*group, std::move(in), std::move(out), std::move(in_counts), std::move(out_counts), options, where);
 }
 
 Work all_to_all_single(const torch::Tensor& output, const torch::Tensor& input,
                        const std::vector<std::int64_t>& output_split_sizes,
-                       const std::vector<std::int64_t>& input_split_sizes, const DistOptions& options) {
+                       const std::vector<std::int64_t>& input_split_sizes, const DistOptions& options,
+                       const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "all_to_all_single")) return done_work();
   Staged in(input, Access::read, {"all_to_all_single", "input"});
@@ -274,35 +281,40 @@ Work all_to_all_single(const torch::Tensor& output, const torch::Tensor& input,
     if (in_counts.empty()) in_counts = equal_parts(in, group->size(), "input");
     if (out_counts.empty()) out_counts = equal_parts(out, group->size(), "output");
   }
-  return exchange(*group, std::move(in), std::move(out), std::move(in_counts), std::move(out_counts), options);
+  return exchange(*group, std::move(in), std::move(out), std::move(in_counts), std::move(out_counts), options, where);
 }
 
-Work barrier(const DistOptions& options) {
+Work barrier(const DistOptions& options, const SourceLocation& where) {
   const auto group = group_of(options);
-  return group->barrier(call_of(options));
+  return group->barrier(call_of(options), where);
 }
 
-void monitored_barrier(const DistOptions& options) {
-  group_of(options)->monitored_barrier(options.timeout.value_or(std::chrono::seconds(30)), call_of(options));
+void monitored_barrier(const DistOptions& options, const SourceLocation& where) {
+  group_of(options)->monitored_barrier(options.timeout.value_or(std::chrono::seconds(30)), call_of(options), where);
 }
 
-std::string broadcast_object(std::string_view object, PeerRank src, const DistOptions& options) {
+std::string broadcast_object(std::string_view object, PeerRank src, const DistOptions& options,
+                             const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "broadcast_object")) return {};
-  return group->broadcast_object(object, group_rank_of(*group, src, "broadcast_object", "src"), call_of(options));
+  return group->broadcast_object(object, group_rank_of(*group, src, "broadcast_object", "src"), call_of(options),
+                                 where);
 }
-std::vector<std::string> gather_object(std::string_view object, PeerRank dst, const DistOptions& options) {
+std::vector<std::string> gather_object(std::string_view object, PeerRank dst, const DistOptions& options,
+                                       const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "gather_object")) return {};
-  return group->gather_objects(object, group_rank_of(*group, dst, "gather_object", "dst"), call_of(options));
+  return group->gather_objects(object, group_rank_of(*group, dst, "gather_object", "dst"), call_of(options), where);
 }
-std::vector<std::string> all_gather_object(std::string_view object, const DistOptions& options) {
-  return group_of(options)->all_gather_objects(object, call_of(options));
+std::vector<std::string> all_gather_object(std::string_view object, const DistOptions& options,
+                                           const SourceLocation& where) {
+  return group_of(options)->all_gather_objects(object, call_of(options), where);
 }
-std::string scatter_object(const std::vector<std::string>& objects, PeerRank src, const DistOptions& options) {
+std::string scatter_object(const std::vector<std::string>& objects, PeerRank src, const DistOptions& options,
+                           const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "scatter_object")) return {};
-  return group->scatter_objects(objects, group_rank_of(*group, src, "scatter_object", "src"), call_of(options));
+  return group->scatter_objects(objects, group_rank_of(*group, src, "scatter_object", "src"), call_of(options), where);
 }
 
 }  // namespace maniple

@@ -125,7 +125,8 @@ bool is_main_process() {
 }
 
 // Rank 0 sends the outcome: nothing, or a mark and the text of the exception.
-void detail::run_main_process_first(const std::function<void()>& function, const DistOptions& options) {
+void detail::run_main_process_first(const std::function<void()>& function, const DistOptions& options,
+                                    const SourceLocation& where) {
   if (!options.group && !is_initialized()) return function();
   const auto group = group_of(options);
   group->require_member("main_process_first");
@@ -142,14 +143,14 @@ void detail::run_main_process_first(const std::function<void()>& function, const
       failure = "!an exception that is not a std::exception";
     }
     try {
-      group->broadcast_object(failure, 0, call_of(options));
+      group->broadcast_object(failure, 0, call_of(options), where);
     } catch (...) {
       if (!thrown) throw;
     }
     if (thrown) std::rethrow_exception(thrown);
     return;
   }
-  const std::string failure = group->broadcast_object({}, 0, call_of(options));
+  const std::string failure = group->broadcast_object({}, 0, call_of(options), where);
   if (!failure.empty())
     throw_failed_on<Aborted>(*group, 0, format_text("main_process_first: rank 0 failed: {}", failure.substr(1)));
   function();
@@ -157,7 +158,7 @@ void detail::run_main_process_first(const std::function<void()>& function, const
 
 std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const GroupOptions& options,
                                         const SourceLocation& where) {
-  return get_default_group()->new_group(ranks, options, {.where = where});
+  return get_default_group()->new_group(ranks, options, {}, where);
 }
 
 DeviceMesh init_device_mesh(std::vector<MeshDimension> dimensions, const GroupOptions& options,

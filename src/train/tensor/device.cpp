@@ -340,8 +340,8 @@ Work finish_on_device(const Work& work, Device, std::vector<Staged> tensors) {
 #endif
 
 RegisteredMemory allocate_for(ProcessGroup& group, std::size_t bytes, Device device) {
-  if (device.is_cpu()) return group.allocate(bytes, {.where = public_place()});
-  if (device_of(group)) return group.allocate(bytes, device, {.where = public_place()});
+  if (device.is_cpu()) return group.allocate(bytes, {}, public_place());
+  if (device_of(group)) return group.allocate(bytes, device, {}, public_place());
   const auto options =
       torch::TensorOptions().dtype(torch::kUInt8).device(torch::kCUDA, static_cast<c10::DeviceIndex>(device.index));
   const auto memory = std::make_shared<torch::Tensor>(torch::zeros({static_cast<std::int64_t>(bytes)}, options));

@@ -35,42 +35,46 @@ std::string rank_text(const ProcessGroup& group, int group_rank) {
   return format_text("rank {} of the group, global rank {}", group_rank, global_rank);
 }
 
-void send(const torch::Tensor& tensor, PeerRank dst, int tag, const DistOptions& options) {
+void send(const torch::Tensor& tensor, PeerRank dst, int tag, const DistOptions& options, const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "send")) return;
   const Staged staged(tensor, Access::read, {"send", "tensor"});
-  group->send(staged.buffer(), group_rank_of(*group, dst, "send", "dst"), tag, message_call(*group, {staged}, options));
+  group->send(staged.buffer(), group_rank_of(*group, dst, "send", "dst"), tag, message_call(*group, {staged}, options),
+              where);
 }
 
-int recv(const torch::Tensor& tensor, PeerRank src, int tag, const DistOptions& options) {
+int recv(const torch::Tensor& tensor, PeerRank src, int tag, const DistOptions& options, const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "recv")) return -1;
   const Staged staged(tensor, Access::write, {"recv", "tensor"});
   const int sender = group->recv(staged.buffer(), group_rank_of(*group, src, "recv", "src"), tag,
-                                 message_call(*group, {staged}, options));
+                                 message_call(*group, {staged}, options), where);
   staged.write_back();
   return group->topology().members[static_cast<std::size_t>(sender)].global_rank;
 }
 
-Work isend(const torch::Tensor& tensor, PeerRank dst, int tag, const DistOptions& options) {
+Work isend(const torch::Tensor& tensor, PeerRank dst, int tag, const DistOptions& options,
+           const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "isend")) return done_work();
   const Staged staged(tensor, Access::read, {"isend", "tensor"});
   const CallOptions call = message_call(*group, {staged}, options);
-  return finishing(group->isend(staged.buffer(), group_rank_of(*group, dst, "isend", "dst"), tag, call),
+  return finishing(group->isend(staged.buffer(), group_rank_of(*group, dst, "isend", "dst"), tag, call, where),
                    staged.buffer().device, {staged});
 }
 
-Work irecv(const torch::Tensor& tensor, PeerRank src, int tag, const DistOptions& options) {
+Work irecv(const torch::Tensor& tensor, PeerRank src, int tag, const DistOptions& options,
+           const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "irecv")) return done_work();
   const Staged staged(tensor, Access::write, {"irecv", "tensor"});
   const CallOptions call = message_call(*group, {staged}, options);
-  return finishing(group->irecv(staged.buffer(), group_rank_of(*group, src, "irecv", "src"), tag, nullptr, call),
+  return finishing(group->irecv(staged.buffer(), group_rank_of(*group, src, "irecv", "src"), tag, nullptr, call, where),
                    staged.buffer().device, {staged});
 }
 
-std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations, const DistOptions& options) {
+std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations, const DistOptions& options,
+                                    const SourceLocation& where) {
   const auto group = group_of(options);
   if (!takes_part(*group, "batch_isend_irecv")) return std::vector<Work>(operations.size(), done_work());
   std::vector<Staged> staged;
@@ -84,7 +88,7 @@ std::vector<Work> batch_isend_irecv(const std::vector<P2POp>& operations, const 
     batch.push_back(sends ? PointToPoint::send(staged.back().buffer(), peer, one.tag)
                           : PointToPoint::recv(staged.back().buffer(), peer, one.tag));
   }
-  std::vector<Work> works = group->batch_isend_irecv(batch, message_call(*group, staged, options));
+  std::vector<Work> works = group->batch_isend_irecv(batch, message_call(*group, staged, options), where);
   for (std::size_t i = 0; i < works.size(); ++i)
     works[i] = finishing(works[i], staged[i].buffer().device, {std::move(staged[i])});
   return works;

@@ -3,9 +3,9 @@
 //   void Checkpoint::save(std::int64_t step, SourceLocation where) {
 //     const PublicCall call("Checkpoint::save, which all ranks call", where);
 //     ...
-//       ranks->gather(mine, all, 0, {}, {.where = public_place()});   // "in Checkpoint::save, ... (train.cpp:40)"
+//       ranks->gather(mine, all, 0, {}, {}, public_place());   // "in Checkpoint::save, ... (train.cpp:40)"
 //
-// Every collective that src/train makes for a program passes public_place(). The default of CallOptions::where would be
+// Every collective that src/train makes for a program passes public_place() as its last argument. The default would be
 // a line of the library, and the library would then contain paths of the build machine, which tests/style/paths.sh
 // detects.
 #pragma once

@@ -49,7 +49,7 @@ Tensor moved(Move move, const Tensor& x, std::int64_t dim, std::int64_t extent,
     case Move::none: return x;
     case Move::sum: {
       const Tensor sum = x.clone(torch::MemoryFormat::Contiguous);
-      all_reduce(sum, ReduceOp::sum, {.group = group, .where = public_place()});
+      all_reduce(sum, ReduceOp::sum, {.group = group}, public_place());
       return sum;
     }
     case Move::gather: {
@@ -59,7 +59,7 @@ Tensor moved(Move move, const Tensor& x, std::int64_t dim, std::int64_t extent,
         sizes[static_cast<std::size_t>(dim)] = group_share(extent, r, size).count;
         parts.push_back(torch::empty(sizes, x.options()));
       }
-      all_gather(parts, x.contiguous(), {.group = group, .where = public_place()});
+      all_gather(parts, x.contiguous(), {.group = group}, public_place());
       return torch::cat(parts, dim);
     }
     case Move::slice: return part_of(x, dim, rank, size);
@@ -67,7 +67,7 @@ Tensor moved(Move move, const Tensor& x, std::int64_t dim, std::int64_t extent,
       std::vector<Tensor> parts;
       for (int r = 0; r < size; ++r) parts.push_back(part_of(x, dim, r, size));
       const Tensor mine = torch::empty_like(parts[static_cast<std::size_t>(rank)]);
-      reduce_scatter(mine, parts, ReduceOp::sum, {.group = group, .where = public_place()});
+      reduce_scatter(mine, parts, ReduceOp::sum, {.group = group}, public_place());
       return mine;
     }
   }
@@ -149,10 +149,11 @@ Tensor apply(const char* who, Move there, Move back, const Tensor& x, std::int64
 struct DividedCrossEntropy : torch::autograd::Function<DividedCrossEntropy> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& logits, const Tensor& targets,
                         const std::shared_ptr<ProcessGroup>& group) {
-    const DistOptions with{.group = group, .where = public_place()};
+    const DistOptions with{.group = group};
+    const SourceLocation place = public_place();
     const Tensor largest = std::get<0>(logits.max(1)).contiguous();
     if (group->size() > 1) note(largest);
-    all_reduce(largest, ReduceOp::max, with);
+    all_reduce(largest, ReduceOp::max, with, place);
     const Tensor shifted = logits - largest.unsqueeze(1);
     const Tensor elsewhere = (targets < 0).logical_or(targets >= logits.size(1));
     const Tensor at = targets.masked_fill(elsewhere, 0).unsqueeze(1);
@@ -160,7 +161,7 @@ struct DividedCrossEntropy : torch::autograd::Function<DividedCrossEntropy> {
     Tensor softmax = shifted.exp_();  // in place: `mine` was read before
     const Tensor sums = torch::stack({softmax.sum(1), mine});
     if (group->size() > 1) note(sums);
-    all_reduce(sums, ReduceOp::sum, with);
+    all_reduce(sums, ReduceOp::sum, with, place);
     softmax.div_(sums[0].unsqueeze(1));
     context->save_for_backward({softmax, at, elsewhere});
     context->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<TensorGroup>(group));

@@ -60,7 +60,7 @@ class Rounds {
                     any_ ? "another rank" : format_text("rank {}", ranks_->rank())));
   }
   std::uint8_t over_ranks(std::uint8_t mine) const {
-    ranks_->all_reduce(buffer_of(mine), ReduceOp::max, {.where = public_place()});
+    ranks_->all_reduce(buffer_of(mine), ReduceOp::max, {}, public_place());
     return mine;
   }
 

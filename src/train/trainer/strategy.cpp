@@ -46,7 +46,7 @@ void TrainerStrategy::require_same_batch(const detail::TrainerBatch& batch) cons
     mine += format_text("{} [{}] with the sum {}; ", c10::toString(tensor.scalar_type()), joined(tensor.sizes()),
                         is_number ? tensor.to(torch::kFloat64).nan_to_num().sum().item<double>() : 0);
   }
-  const auto all = ranks->all_gather_objects(mine, {.where = public_place()});
+  const auto all = ranks->all_gather_objects(mine, {}, public_place());
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     MANIPLE_REQUIRE(
         all[rank] == all[0],
@@ -163,7 +163,7 @@ void broadcast_from_first(const std::vector<torch::Tensor>& tensors, const std::
   if (!group || group->size() == 1) return;
   const torch::NoGradGuard no_grad;
   for (const torch::Tensor& tensor : detail::distinct(tensors)) {
-    if (tensor.defined()) broadcast(tensor, GroupRank{0}, {.group = group, .where = public_place()});
+    if (tensor.defined()) broadcast(tensor, GroupRank{0}, {.group = group}, public_place());
   }
 }
 

@@ -143,17 +143,17 @@ struct Trainer::Impl {
       return false;
     }
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
-    if (!norm.defined()) norm = clip_grad_norm_(parameters, kInfinity, {.norm_type = kInfinity, .where = {}});
+    if (!norm.defined()) norm = clip_grad_norm_(parameters, kInfinity, {.norm_type = kInfinity}, SourceLocation());
     std::uint8_t found = std::isfinite(norm.item<double>()) ? 0 : 1;
     // With some communication hooks, and with sharded parameters, gradients differ between ranks.
-    if (group && group->size() > 1) group->all_reduce(buffer_of(found), ReduceOp::max, {.where = public_place()});
+    if (group && group->size() > 1) group->all_reduce(buffer_of(found), ReduceOp::max, {}, public_place());
     return found != 0;
   }
 
   void report_nonfinite(const detail::TrainerBatch& batch) {
     const std::string mine = strategy->nonfinite_in(batch);
     const bool alone = !group || group->size() == 1;
-    const auto all = alone ? std::vector{mine} : group->all_gather_objects(mine, {.where = public_place()});
+    const auto all = alone ? std::vector{mine} : group->all_gather_objects(mine, {}, public_place());
     const auto first = std::find_if(all.begin(), all.end(), [](const std::string& text) { return !text.empty(); });
     const auto rank = static_cast<int>(first == all.end() ? 0 : first - all.begin());
     const std::string where =
@@ -180,7 +180,7 @@ struct Trainer::Impl {
     strategy->finish_backward();
     if (options.max_grad_norm > 0) {
       if (scaler.unscale) scaler.unscale(strategy->optimizer());
-      norm = clip_grad_norm_(parameters_of(strategy->optimizer()), options.max_grad_norm, {.where = {}});
+      norm = clip_grad_norm_(parameters_of(strategy->optimizer()), options.max_grad_norm, {}, SourceLocation());
     }
     if (found_nonfinite(norm)) {
       report_nonfinite(batch);

@@ -10,23 +10,12 @@
 namespace maniple::harness {
 namespace {
 
-TEST(CallPlace, OptionsKnowTheLineThatInitialisesThemWithBraces) {
-  const CallOptions braces{};
-  EXPECT_EQ(braces.where.line(), __LINE__ - 1u);
-  EXPECT_STREQ(braces.where.file_name(), __FILE__);
-  const CallOptions set{.timeout = Seconds(1), .async_op = true};
-  EXPECT_EQ(set.where.line(), __LINE__ - 1u);
-  EXPECT_STREQ(set.where.file_name(), __FILE__);
-}
-
-TEST(CallPlace, OptionsThatAConstructorInitialisesHaveNone) {
+TEST(CallPlace, OptionsHaveNoPlaceOfTheirOwn) {
+  const CallOptions braces{.timeout = Seconds(1), .async_op = true};
+  EXPECT_TRUE(braces.where.is_empty());
   CallOptions object;
   object.async_op = true;
   EXPECT_TRUE(object.where.is_empty());
-  const std::vector<CallOptions> several(2);
-  EXPECT_TRUE(several[1].where.is_empty());
-  EXPECT_EQ(object.called_at(SourceLocation::current()).where.line(), __LINE__ + 0u);
-  EXPECT_EQ(CallOptions{}.called_at(SourceLocation::current("other.cpp", 1)).where.line(), __LINE__ + 0u);
 }
 
 struct Call {
@@ -42,8 +31,10 @@ void expect_places(Rank& r, const std::vector<Call>& calls) {
   }
 }
 
-TEST(CallPlace, EveryOperationNamesTheCallWithAnObject) {
-  run_ranks({.n = 1}, [](Rank& r) {
+// `Options` is CallOptions or const CallOptions.
+template <class Options>
+void expect_line_of_each_operation(Options o) {
+  run_ranks({.n = 1}, [&](Rank& r) {
     r.world->abort("of the test");
     catch_error([&] { r.world->barrier(); });  // the cause itself, which has no place
     float x = 1, y = 2;
@@ -51,8 +42,6 @@ TEST(CallPlace, EveryOperationNamesTheCallWithAnObject) {
     const std::array<std::string, 1> objects{"object"};
     const std::array<int, 1> ranks{0};
     const std::array<PointToPoint, 1> messages{PointToPoint::send(buffer_of(x), 0)};
-    CallOptions o;
-    o.timeout = Seconds(10);
     const auto sum = ReduceOp::sum;
     using G = ProcessGroup;
     expect_places(r, {
@@ -82,7 +71,38 @@ TEST(CallPlace, EveryOperationNamesTheCallWithAnObject) {
                          {__LINE__, [&](G& g) { g.new_group(ranks, {}, o); }},
                          {__LINE__, [&](G& g) { g.split(0, 0, {}, o); }},
                      });
-    EXPECT_TRUE(o.where.is_empty());  // the next call has a line of its own
+  });
+}
+
+TEST(CallPlace, EveryOperationNamesTheCallWithAnObject) {
+  CallOptions object;
+  object.timeout = Seconds(10);
+  expect_line_of_each_operation<CallOptions>(object);
+}
+
+TEST(CallPlace, EveryOperationNamesTheCallWithAConstObject) {
+  expect_line_of_each_operation<const CallOptions>({.timeout = Seconds(10)});
+}
+
+TEST(CallPlace, ACallWithBracesHasItsLine) {
+  run_ranks({.n = 1}, [](Rank& r) {
+    r.world->abort("of the test");
+    catch_error([&] { r.world->barrier(); });  // the cause itself, which has no place
+    float x = 1;
+    expect_places(r, {
+                         {__LINE__, [&](ProcessGroup& g) { g.barrier(); }},
+                         {__LINE__, [&](ProcessGroup& g) { g.all_reduce(buffer_of(x)); }},
+                         {__LINE__, [&](ProcessGroup& g) { g.barrier({.timeout = Seconds(10)}); }},
+                     });
+  });
+}
+
+// The library passes on the place of its own caller.
+TEST(CallPlace, APlaceInTheOptionsWins) {
+  run_ranks({.n = 1}, [](Rank& r) {
+    r.world->barrier({.where = SourceLocation::current("program.cpp", 7, "main")});
+    const std::string last = r.world->recent_operations().back();
+    EXPECT_TRUE(contains(last, " at program.cpp:7,")) << last;
   });
 }
 
@@ -98,13 +118,20 @@ TEST(CallPlace, TheRecorderHasTheLineOfTheCall) {
   });
 }
 
-// A function that gets options as a constant does not know where its caller declared them: rather no place.
-TEST(CallPlace, NoErrorNamesALineOfTheLibrary) {
+TEST(CallPlace, AConstObjectFromElsewhereGetsTheLineOfTheCall) {
   run_ranks({.n = 1}, [](Rank& r) {
     const CallOptions o = std::vector<CallOptions>(1).front();
+    const unsigned line = __LINE__ + 1;
     r.world->barrier(o);
     const std::string last = r.world->recent_operations().back();
-    EXPECT_FALSE(contains(last, ".h:")) << last;
+    EXPECT_TRUE(contains(last, " at " __FILE__ ":" + std::to_string(line) + ",")) << last;
+  });
+}
+
+TEST(CallPlace, AnEmptyPlaceStaysEmpty) {
+  run_ranks({.n = 1}, [](Rank& r) {
+    r.world->barrier({}, SourceLocation());
+    const std::string last = r.world->recent_operations().back();
     EXPECT_FALSE(contains(last, " at ")) << last;
   });
 }

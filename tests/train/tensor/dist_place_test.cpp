@@ -17,28 +17,16 @@ struct Call {
 
 std::string place_of(unsigned line) { return __FILE__ ":" + std::to_string(line) + ")"; }
 
-TEST(DistPlace, OptionsKnowTheLineThatInitialisesThemWithBraces) {
-  const DistOptions braces{.async_op = true};
-  EXPECT_EQ(braces.where.line(), __LINE__ - 1u);
-  DistOptions object;
-  object.async_op = true;
-  EXPECT_TRUE(object.where.is_empty());
-  const ClipGradOptions clip{.norm_type = 1};
-  EXPECT_EQ(clip.where.line(), __LINE__ - 1u);
-  ClipGradOptions clip_object;
-  clip_object.norm_type = 1;
-  EXPECT_TRUE(clip_object.where.is_empty());
-}
-
-TEST(DistPlace, EveryOperationNamesTheCallWithAnObject) {
+// `Options` is DistOptions or const DistOptions.
+template <class Options>
+void expect_line_of_each_operation() {
   run_ranks({.n = 1}, [](Rank& r) {
     r.world->abort("of the test");
     catch_error([&] { r.world->barrier(); });  // the cause itself, which has no place
     const torch::Tensor x = torch::ones({2}), y = torch::ones({2});
     const std::vector<torch::Tensor> list = {y};
     const std::vector<P2POp> messages = {P2POp::isend(x, 0)};
-    DistOptions o;
-    o.group = r.world;
+    Options o{.group = r.world};
     const auto sum = ReduceOp::sum;
     const std::vector<Call> calls = {
         {__LINE__, [&] { broadcast(x, 0, o); }},
@@ -74,6 +62,9 @@ TEST(DistPlace, EveryOperationNamesTheCallWithAnObject) {
   });
 }
 
+TEST(DistPlace, EveryOperationNamesTheCallWithAnObject) { expect_line_of_each_operation<DistOptions>(); }
+TEST(DistPlace, EveryOperationNamesTheCallWithAConstObject) { expect_line_of_each_operation<const DistOptions>(); }
+
 TEST(DistPlace, ClippingNamesTheCallWithAnObject) {
   run_ranks({.n = 2}, [](Rank& r) {
     r.phase("all have joined");
@@ -86,10 +77,14 @@ TEST(DistPlace, ClippingNamesTheCallWithAnObject) {
     for (torch::Tensor& parameter : module->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
     ClipGradOptions o;
     o.group = r.world;
+    const ClipGradOptions constant = o;
     const std::vector<Call> calls = {
         {__LINE__, [&] { clip_grad_norm_(x, 1, o); }},
         {__LINE__, [&] { clip_grad_norm_(std::vector{x}, 1, o); }},
         {__LINE__, [&] { clip_grad_norm_(*module, 1, o); }},
+        {__LINE__, [&] { clip_grad_norm_(x, 1, constant); }},
+        {__LINE__, [&] { clip_grad_norm_(std::vector{x}, 1, constant); }},
+        {__LINE__, [&] { clip_grad_norm_(*module, 1, constant); }},
     };
     for (const Call& call : calls) {
       const Caught caught = catch_error([&] { call.make(); });

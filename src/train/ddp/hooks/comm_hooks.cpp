@@ -15,11 +15,10 @@ namespace maniple {
 Work CommContext::all_reduce(const torch::Tensor& tensor, ReduceOp op) const {
   const Staged staged(tensor, Access::read_write, {"all_reduce", "tensor"});
   if (async_)
-    return group_->all_reduce(staged.buffer(), op, {.async_op = true, .where = public_place()}).then([staged] {
+    return group_->all_reduce(staged.buffer(), op, {.async_op = true}, public_place()).then([staged] {
       staged.write_back();
     });
-  group_->all_reduce(staged.buffer(), op,
-                     {.stream = current_stream_on(staged.buffer().device), .where = public_place()});
+  group_->all_reduce(staged.buffer(), op, {.stream = current_stream_on(staged.buffer().device)}, public_place());
   staged.write_back();
   return {};
 }
@@ -113,8 +112,8 @@ void ErrorFeedback::average(ProcessGroup& group) {
   const PublicCall call("average_errors, which all ranks call");
   for (auto& [index, one] : buckets_) {
     const Staged staged(one.flat, Access::read_write, {"average_errors", "error"});
-    group.all_reduce(staged.buffer(), ReduceOp::avg,
-                     {.stream = current_stream_on(staged.buffer().device), .where = public_place()});
+    group.all_reduce(staged.buffer(), ReduceOp::avg, {.stream = current_stream_on(staged.buffer().device)},
+                     public_place());
   }
 }
 

@@ -187,9 +187,10 @@ Work Int8State::Impl::average(GradBucket& bucket, CommContext& comm) {
   const auto own_bytes = static_cast<std::int64_t>(parts.bytes[me]);
   const torch::Tensor out = coded(mine, parts);
   const torch::Tensor in = torch::empty({static_cast<std::int64_t>(n) * own_bytes}, out.options());
-  const CallOptions call{.stream = current_stream_on(buffer_of_bytes(out).device), .where = public_place()};
+  const CallOptions call{.stream = current_stream_on(buffer_of_bytes(out).device)};
+  const SourceLocation place = public_place();
   group.all_to_all(buffer_of_bytes(out), buffer_of_bytes(in), parts.bytes, std::vector<std::size_t>(n, parts.bytes[me]),
-                   call);
+                   call, place);
 
   const torch::Tensor own = torch::zeros({static_cast<std::int64_t>(parts.length[me])}, mine.options());
   for (std::size_t r = 0; r < n; ++r) {
@@ -198,7 +199,7 @@ Work Int8State::Impl::average(GradBucket& bucket, CommContext& comm) {
   own.div_(static_cast<double>(n));
 
   const torch::Tensor sent = coded(own, part), averages = torch::empty_like(out);
-  group.all_gather(buffer_of_bytes(sent), buffer_of_bytes(averages), parts.bytes, call);
+  group.all_gather(buffer_of_bytes(sent), buffer_of_bytes(averages), parts.bytes, call, place);
   traffic.sent_bytes += parts.all_bytes - parts.bytes[me] + (n - 1) * parts.bytes[me];
 
   const torch::Tensor result = torch::zeros_like(mine);

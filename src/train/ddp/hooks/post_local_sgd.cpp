@@ -72,8 +72,7 @@ bool PeriodicModelAverager::average_parameters(const std::vector<torch::Tensor>&
   for (std::size_t i = 0; i < parameters.size(); ++i)
     detail::require_replicated_over(*options_.group, std::to_string(i), parameters[i], "PeriodicModelAverager",
                                     "fully_shard keeps replicas equal by itself");
-  if (!parameters.empty())
-    all_reduce_coalesced(parameters, ReduceOp::avg, {.group = options_.group, .where = public_place()});
+  if (!parameters.empty()) all_reduce_coalesced(parameters, ReduceOp::avg, {.group = options_.group}, public_place());
   return true;
 }
 

@@ -184,7 +184,8 @@ Work PowerSGDState::Impl::average(GradBucket& bucket, CommContext& comm) {
 
 void PowerSGDState::Impl::compress(GradBucket& bucket, const std::shared_ptr<ProcessGroup>& group) {
   const torch::NoGradGuard no_grad;
-  const DistOptions over{.group = group, .where = public_place()};
+  const DistOptions over{.group = group};
+  const SourceLocation place = public_place();
   const torch::Tensor& buffer = bucket.buffer();
   const torch::ScalarType dtype = buffer.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
   const torch::Tensor flat = buffer.to(dtype, /*non_blocking=*/false, /*copy=*/true);
@@ -223,7 +224,7 @@ void PowerSGDState::Impl::compress(GradBucket& bucket, const std::shared_ptr<Pro
     first.narrow(0, at, count).view(bucket.gradients()[i].sizes()).copy_(bucket.gradients()[i]);
     at += count;
   }
-  all_reduce(first, ReduceOp::avg, over);
+  all_reduce(first, ReduceOp::avg, over, place);
   count_all_reduce(traffic, first.nbytes() + second.nbytes(), group->size());
 
   // On a GPU the host does not wait for this value; results from numbers that are not finite are replaced on the device
@@ -240,7 +241,7 @@ void PowerSGDState::Impl::compress(GradBucket& bucket, const std::shared_ptr<Pro
                   seed_of(options.random_seed + 1, bucket.names()[one.place], iteration));
     torch::mm_out(one.q, one.values.t(), one.p);
   }
-  all_reduce(second, ReduceOp::avg, over);
+  all_reduce(second, ReduceOp::avg, over, place);
 
   const torch::Tensor error = options.use_error_feedback ? errors.of(bucket, dtype) : torch::Tensor();
   if (error.defined()) error.zero_();
