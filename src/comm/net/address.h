@@ -75,6 +75,9 @@ void set_keepalive(int fd, double seconds);
 /// that cannot reach each other although both reach the leader. 0: only when the kernel gives up on unacknowledged
 /// data, after about 15 minutes (net.ipv4.tcp_retries2).
 void set_liveness(int fd, double heartbeat_s);
+/// For connections with data: retransmits at least every half heartbeat. Otherwise the interval doubles up to two
+/// minutes, and on a link that loses many packets it soon exceeds the silence after which a host counts as lost.
+void retransmit_often(int fd, double heartbeat_s) noexcept;
 /// For a connection with few small messages: retransmits a repeatedly lost packet at even intervals instead of backing
 /// off exponentially, so a bad network delays messages by fractions of a second instead of several seconds.
 void retransmit_steadily(int fd) noexcept;

@@ -56,6 +56,7 @@ void prepare(int fd, int buffer_option, const TcpChannelOptions& options) {
     throw_system_error("TCP_CONGESTION");
   }
   set_liveness(fd, options.heartbeat_s);
+  retransmit_often(fd, options.heartbeat_s);
 }
 
 bool would_block(int code) noexcept { return code == EAGAIN || code == EWOULDBLOCK || code == EINTR; }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <optional>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -167,6 +168,27 @@ rlim_t lowest_free() {
   const int fd = ::dup(STDERR_FILENO);
   ::close(fd);
   return static_cast<rlim_t>(fd);
+}
+
+// Linux before 6.15 has no limit.
+TEST(Retransmission, IsAtLeastEveryHalfHeartbeat) {
+  constexpr int kTcpRtoMaxMs = 44;
+  const auto limit = [](std::optional<double> heartbeat_s) {
+    const UniqueFd fd = open_stream_socket(AF_INET, "test");
+    if (heartbeat_s) retransmit_often(fd.get(), *heartbeat_s);
+    int ms = -1;
+    socklen_t length = sizeof ms;
+    ::getsockopt(fd.get(), IPPROTO_TCP, kTcpRtoMaxMs, &ms, &length);
+    return ms;
+  };
+  const int usual = limit(std::nullopt);
+  EXPECT_EQ(limit(0), usual);
+  if (usual == -1) return;
+  constexpr int kTick = 20;  // the kernel counts in ticks
+  EXPECT_NEAR(limit(0.1), 1000, kTick);
+  EXPECT_NEAR(limit(2.5), 1250, kTick);
+  EXPECT_NEAR(limit(60), 30000, kTick);
+  EXPECT_NEAR(limit(1000), 120000, kTick);
 }
 
 // With bbr the kernel ignores the option for thin streams.
