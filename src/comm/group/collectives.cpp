@@ -17,70 +17,61 @@ GroupShape shape(const ProcessGroup& group) { return {group.rank(), group.size()
 }  // namespace
 
 Work ProcessGroup::broadcast(Buffer buffer, int root, const CallOptions& options, const SourceLocation& where) {
-  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("broadcast")) return done_work();
-  return impl_->run(broadcast_operation(shape(*this), buffer, root, call), call);
+  return impl_->run(broadcast_operation(shape(*this), buffer, root, options), options, where);
 }
 
 Work ProcessGroup::reduce(ConstBuffer input, Buffer output, int root, ReduceOp op, const CallOptions& options,
                           const SourceLocation& where) {
-  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("reduce")) return done_work();
-  return impl_->run(reduce_operation(shape(*this), input, output, root, op, call), call);
+  return impl_->run(reduce_operation(shape(*this), input, output, root, op, options), options, where);
 }
 
 Work ProcessGroup::all_reduce(Buffer buffer, ReduceOp op, const CallOptions& options, const SourceLocation& where) {
-  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("all_reduce")) return done_work();
-  return impl_->run(all_reduce_operation(shape(*this), buffer, buffer, op, call), call);
+  return impl_->run(all_reduce_operation(shape(*this), buffer, buffer, op, options), options, where);
 }
 
 Work ProcessGroup::all_reduce(ConstBuffer input, Buffer output, ReduceOp op, const CallOptions& options,
                               const SourceLocation& where) {
-  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("all_reduce")) return done_work();
-  return impl_->run(all_reduce_operation(shape(*this), input, output, op, call), call);
+  return impl_->run(all_reduce_operation(shape(*this), input, output, op, options), options, where);
 }
 
 Work ProcessGroup::gather(ConstBuffer input, Buffer output, int root, Counts counts, const CallOptions& options,
                           const SourceLocation& where) {
-  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("gather")) return done_work();
-  return impl_->run(gather_operation(shape(*this), input, output, root, counts, call), call);
+  return impl_->run(gather_operation(shape(*this), input, output, root, counts, options), options, where);
 }
 
 Work ProcessGroup::all_gather(ConstBuffer input, Buffer output, Counts counts, const CallOptions& options,
                               const SourceLocation& where) {
-  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("all_gather")) return done_work();
-  return impl_->run(all_gather_operation(shape(*this), input, output, counts, call), call);
+  return impl_->run(all_gather_operation(shape(*this), input, output, counts, options), options, where);
 }
 
 Work ProcessGroup::scatter(ConstBuffer input, Buffer output, int root, Counts counts, const CallOptions& options,
                            const SourceLocation& where) {
-  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("scatter")) return done_work();
-  return impl_->run(scatter_operation(shape(*this), input, output, root, counts, call), call);
+  return impl_->run(scatter_operation(shape(*this), input, output, root, counts, options), options, where);
 }
 
 Work ProcessGroup::reduce_scatter(ConstBuffer input, Buffer output, ReduceOp op, Counts counts,
                                   const CallOptions& options, const SourceLocation& where) {
-  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("reduce_scatter")) return done_work();
-  return impl_->run(reduce_scatter_operation(shape(*this), input, output, op, counts, call), call);
+  return impl_->run(reduce_scatter_operation(shape(*this), input, output, op, counts, options), options, where);
 }
 
 Work ProcessGroup::all_to_all(ConstBuffer input, Buffer output, Counts input_counts, Counts output_counts,
                               const CallOptions& options, const SourceLocation& where) {
-  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("all_to_all")) return done_work();
-  return impl_->run(all_to_all_operation(shape(*this), input, output, input_counts, output_counts, call), call);
+  return impl_->run(all_to_all_operation(shape(*this), input, output, input_counts, output_counts, options), options,
+                    where);
 }
 
 Work ProcessGroup::barrier(const CallOptions& options, const SourceLocation& where) {
-  const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("barrier")) return done_work();
-  return impl_->run(barrier_operation(call), call);
+  return impl_->run(barrier_operation(options), options, where);
 }
 
 // all_reduce of many buffers in one operation.

@@ -103,7 +103,7 @@ Work detail::GroupImpl::enqueue(std::span<Operation> operations, const CallOptio
 
 Work detail::GroupImpl::enqueue_in_parts(Backend& backend, Operation& op, const StreamCall& stream_call,
                                          const CallOptions& call) {
-  require_usable(op.op, call);
+  require_usable(op.op, call.where);
   Enqueued enqueued = backend.enqueue({&op, 1}, stream_call);
   const std::shared_ptr<HostPart> host = enqueued.host;
   CallOptions host_call = call;
@@ -132,7 +132,7 @@ Work detail::GroupImpl::enqueue_in_parts(Backend& backend, Operation& op, const 
 std::vector<Work> detail::GroupImpl::enqueue_messages(std::span<const PointToPoint> operations, int* source,
                                                       const CallOptions& call) {
   if (operations.empty()) return {};
-  require_usable(operations.front().op, call);
+  require_usable(operations.front().op, call.where);
   Devices& all = devices();
   for (const PointToPoint& p2p : operations) {
     MANIPLE_REQUIRE(!device_of(p2p).is_cpu(), "{}: a batch mixes host and GPU memory; start one batch for each",

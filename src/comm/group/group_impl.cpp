@@ -163,8 +163,8 @@ ErrorInfo detail::GroupImpl::context_of(std::string_view operation, std::uint64_
   return info;
 }
 
-void detail::GroupImpl::throw_unusable(Op op, const CallOptions& call) {
-  std::string place = place_text(call.where.file_name(), call.where.line());
+void detail::GroupImpl::throw_unusable(Op op, const SourceLocation& where) {
+  std::string place = place_text(where.file_name(), where.line());
   if (!place.empty()) place = fmt::format(" ({})", call_at("call", place));
   if (in_forked_child()) {
     ErrorInfo info = context_of("after fork");
@@ -286,7 +286,7 @@ Work detail::GroupImpl::start(Operation operation, const CallOptions& call) {
 
 Work detail::GroupImpl::start_tasks(Op op, const CallOptions& call, std::function<void(OperationContext&)> body,
                                     bool seen) {
-  require_usable(op, call);
+  require_usable(op, call.where);
   auto state = std::make_shared<detail::WorkState>();
   const Deadline deadline = Deadline::after(limit(call));
   queued_.fetch_add(1, std::memory_order_acq_rel);
@@ -296,7 +296,7 @@ Work detail::GroupImpl::start_tasks(Op op, const CallOptions& call, std::functio
     // An earlier synchronous call may still be running inline.
     while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
     try {
-      require_usable(op, call);
+      require_usable(op, call.where);
       OperationContext op_context(deadline);
       body(op_context);
     } catch (...) {

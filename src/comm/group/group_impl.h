@@ -91,18 +91,20 @@ class detail::GroupImpl {
   /// Throws InvalidArgument for a rank outside the group.
   void require_member(std::string_view who) const;
 
-  /// Runs the operation, or starts it if `call.async_op` is set.
-  Work run(Operation operation, const CallOptions& call) {
+  /// Runs the operation of a call at this line, or starts it if `options.async_op` is set.
+  Work run(Operation operation, const CallOptions& options, const SourceLocation& where) {
+    operation.where = options.where.or_else(where);
     if (!operation.device.is_cpu()) [[unlikely]]
-      return enqueue({&operation, 1}, call);
-    if (call.async_op) return start(std::move(operation), call);
-    run_now(operation, call);
+      return enqueue({&operation, 1}, called_at(options, where));
+    if (options.async_op) return start(std::move(operation), called_at(options, where));
+    run_now(operation, options);
     return done_work();
   }
   /// Runs the operation in this thread if the group is idle, otherwise in the group's thread after the queued
   /// operations.
-  void run_now(Operation& operation, const CallOptions& call) {
-    run_tasks(operation.op, call, [this, &operation](OperationContext& context) { execute(operation, context); });
+  void run_now(Operation& operation, const CallOptions& options) {
+    run_tasks(operation.op, options, operation.where,
+              [this, &operation](OperationContext& context) { execute(operation, context); });
   }
   Work start(Operation operation, const CallOptions& call);
 
@@ -110,15 +112,19 @@ class detail::GroupImpl {
 
   /// Like run_now, for a body that executes one operation, or several as one.
   template <class Body>
-  void run_tasks(Op op, const CallOptions& call, Body&& body) {
-    require_usable(op, call);
+  void run_tasks(Op op, const CallOptions& options, const SourceLocation& where, Body&& body) {
+    require_usable(op, where);
     if (load_acquire(queued_) == 0 && !exchange_acquire(busy_)) {
       const Release release{busy_};
-      OperationContext context(limit(call));
+      OperationContext context(limit(options));
       body(context);
       return;
     }
-    start_tasks(op, call, [&body](OperationContext& context) { body(context); }).wait();
+    start_tasks(op, called_at(options, where), [&body](OperationContext& context) { body(context); }).wait();
+  }
+  template <class Body>
+  void run_tasks(Op op, const CallOptions& call, Body&& body) {
+    run_tasks(op, call, call.where, std::forward<Body>(body));
   }
   /// `seen`: the caller observes failure through the Work. Otherwise the next call throws it.
   Work start_tasks(Op op, const CallOptions& call, std::function<void(OperationContext&)> body, bool seen = true);
@@ -159,9 +165,9 @@ class detail::GroupImpl {
   bool serves_host_tensors() const noexcept { return host_tensors_; }
 
   // ---- Ends ----------------------------------------------------------------------------------------------------
-  void require_usable(Op op, const CallOptions& call) {
+  void require_usable(Op op, const SourceLocation& where) {
     if (!guard_.owned() || abort_->raised()) [[unlikely]]
-      throw_unusable(op, call);
+      throw_unusable(op, where);
   }
   void abort(const std::string& reason);
   /// The fields of this call's error: operation, group, ranks; no reason yet.
@@ -192,7 +198,7 @@ class detail::GroupImpl {
   /// The first rank that left the group in good order before this call; -1: none is known to have left.
   int left_before(std::uint64_t seq) const;
   void warn_not_member(std::string_view operation);
-  [[noreturn]] void throw_unusable(Op op, const CallOptions& call);
+  [[noreturn]] void throw_unusable(Op op, const SourceLocation& where);
   /// Aborts the group on all ranks for this error unless it is aborted already. Returns the first cause if that
   /// differs: a closed connection, for example, may be a consequence of a failure elsewhere.
   std::exception_ptr propagate(const std::exception_ptr& error, const ErrorInfo& context);

@@ -57,7 +57,7 @@ MessageWait detail::GroupImpl::oldest_message() const {
 
 // A lost peer, an expired deadline or a mismatch in a message fails the group, like any other failure.
 int detail::GroupImpl::run_message(const PointToPoint& p2p, const CallOptions& call) {
-  require_usable(p2p.op, call);
+  require_usable(p2p.op, call.where);
   if (!device_of(p2p).is_cpu()) [[unlikely]] {
     if (p2p.peer != kAnySource) {
       enqueue_messages({&p2p, 1}, nullptr, call);
@@ -82,7 +82,7 @@ int detail::GroupImpl::run_message(const PointToPoint& p2p, const CallOptions& c
 
 std::vector<Work> detail::GroupImpl::start_messages(std::span<const PointToPoint> operations, int* source,
                                                     const CallOptions& call) {
-  if (!operations.empty()) require_usable(operations.front().op, call);
+  if (!operations.empty()) require_usable(operations.front().op, call.where);
   if (!operations.empty() && !device_of(operations.front()).is_cpu()) [[unlikely]] {
     CallOptions on_device = call;
     on_device.async_op = true;

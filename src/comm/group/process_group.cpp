@@ -39,7 +39,7 @@ Store& ProcessGroup::store() {
 void ProcessGroup::monitored_barrier(Seconds timeout, const CallOptions& options, const SourceLocation& where) {
   const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("monitored_barrier")) return;
-  impl_->require_usable(Op::barrier, call);
+  impl_->require_usable(Op::barrier, call.where);
   const std::uint64_t number = impl_->next_monitored();  // also for a refused call, so that later calls match
   require_limit("monitored_barrier: a limit", timeout);
   const auto key = [](std::uint64_t n, int rank) { return fmt::format("monitored/{}/{}", n, rank); };
@@ -53,10 +53,10 @@ void ProcessGroup::monitored_barrier(Seconds timeout, const CallOptions& options
       store().wait(keys, Deadline::sooner(deadline, Deadline::after(kLook)));
       break;
     } catch (const Timeout&) {
-      impl_->require_usable(Op::barrier, call);
+      impl_->require_usable(Op::barrier, call.where);
       if (!deadline.expired()) continue;
     } catch (const PeerLost&) {
-      impl_->require_usable(Op::barrier, call);  // the store may be gone because its rank left after a failure
+      impl_->require_usable(Op::barrier, call.where);  // the store may be gone because its rank left after a failure
       throw;
     }
     const std::vector<bool> there = store().check(keys);
