@@ -320,9 +320,9 @@ Order give_order(const launch::AgentMessage& order, const Relay::Tamper& meddle)
 }
 
 TEST(RelayedLauncher, AnOrderThatIsChangedIsNotExecuted) {
-  launch::AgentMessage order{.kind = launch::AgentMessage::Kind::job};
-  order.text = "training";
-  order.settings = {"/usr/bin/train", "--steps", "1000"};
+  launch::message::Job job{.name = "training"};
+  job.options.command = {"/usr/bin/train", "--steps", "1000"};
+  const launch::AgentMessage order = job;
   std::atomic<std::size_t> said{0};
   const Order honest = give_order(order, [&](Relay::Way way, std::size_t offset, std::string bytes) {
     if (way == Relay::to_dialler) said = offset + bytes.size();
