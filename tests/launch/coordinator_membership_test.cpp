@@ -31,6 +31,28 @@ TEST(Coordinator, MembershipChangesReFormWithoutCost) {
   EXPECT_EQ(stage.result, 0);
 }
 
+TEST(Coordinator, TheJoinTimeoutStartsAJobThatHasEnoughNodes) {
+  Stage stage({.nodes = {2, 4}, .join_timeout = std::chrono::seconds(5), .join_window = std::chrono::seconds(60)});
+  stage.join(0, 0);
+  stage.join(1, 1);
+  stage.wait(5);
+  stage.reserved(0);
+  EXPECT_EQ(stage.started(0).world_size, 4);
+}
+
+TEST(Coordinator, ASignalToANodeThatHasLeftDoesNotEndTheJob) {
+  Stage stage({.nodes = {1, 3}});
+  stage.join(0, 0);
+  stage.join(1, 1);
+  stage.receive(1, message::Interrupt{SIGTERM});
+  EXPECT_EQ(stage.last<message::Quit>(1).code, 143);
+  stage.receive(1, message::Interrupt{SIGTERM});
+  EXPECT_FALSE(stage.result.has_value()) << stage.said;
+  stage.wait();
+  stage.reserved(0);
+  EXPECT_EQ(stage.started(0).world_size, 2);
+}
+
 TEST(Coordinator, ANodeThatGetsSigtermLeavesIfEnoughRemain) {
   Stage stage({.nodes = {1, 2}});
   stage.join(0, 0);

@@ -60,18 +60,18 @@ CLI::Option* takes_whole_number(CLI::Option* option, std::int64_t min, std::int6
   const bool open = max >= std::numeric_limits<int>::max();
   return takes(
       option,
-      open ? fmt::format("a whole number, at min {}", min) : fmt::format("a whole number from {} to {}", min, max),
+      open ? fmt::format("a whole number, at least {}", min) : fmt::format("a whole number from {} to {}", min, max),
       [=](const std::string& text) { return is_within(text, min, max); });
 }
 
 CLI::Option* takes_number(CLI::Option* option, double min, double max) {
-  return takes(option, fmt::format("a number, at min {}", min),
+  return takes(option, fmt::format("a number, at least {}", min),
                [=](const std::string& text) { return is_within(text, min, max); });
 }
 
 CLI::Option* takes_seconds(CLI::Option* option, double min) {
   constexpr double kMax = 1e9;
-  return takes(option, min > 0 ? fmt::format("a number of seconds, at min {}", min) : "a number of seconds",
+  return takes(option, min > 0 ? fmt::format("a number of seconds, at least {}", min) : "a number of seconds",
                [=](const std::string& text) { return is_within(text, min, kMax); });
 }
 

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <fstream>
 #include <string_view>
-#include <thread>
 
 #include <fmt/format.h>
 
@@ -137,7 +137,8 @@ UniqueFd connect_to(const Address& address, Deadline deadline, bool retry, int c
     }
     code = result == 0 ? ECONNREFUSED : result;
     // A Unix listener with a full backlog returns EAGAIN, which means wait, not refused.
-    if (code != EAGAIN && !(retry && may_pass(address, code)))
+    const bool backlog = code == EAGAIN && address.is_unix();
+    if (!backlog && !(retry && may_pass(address, code)))
       throw SystemError(fmt::format("{}: {}", purpose, connect_error_text(address, code)), code);
     fd.reset();
     if (deadline.remaining() <= pause) {
@@ -145,7 +146,9 @@ UniqueFd connect_to(const Address& address, Deadline deadline, bool retry, int c
           fmt::format("{}: not reachable within {:.1f} s: {}", purpose, seconds(), connect_error_text(address, code)),
           {}, seconds());
     }
-    std::this_thread::sleep_for(pause);  // sleep: until the next try; there is no event for a port that opens
+    pollfd wake{cancel, POLLIN, 0};  // there is no event for a port that opens
+    if (::poll(&wake, 1, static_cast<int>(pause.count())) > 0)
+      throw Aborted(fmt::format("{}: given up after {:.1f} s", purpose, seconds()));
     pause = std::min(pause * 2, milliseconds(100));
   }
 }
@@ -167,6 +170,13 @@ void set(int fd, const KeepAlive& options) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &options.interval_s, sizeof(options.interval_s));
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &options.probes, sizeof(options.probes));
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &options.user_timeout_ms, sizeof(options.user_timeout_ms));
+}
+
+/// net.ipv4.tcp_retries2; 0: unknown.
+int retries_of_kernel() {
+  int retries = 0;
+  std::ifstream("/proc/sys/net/ipv4/tcp_retries2") >> retries;
+  return retries;
 }
 
 int whole_seconds(double seconds) {
@@ -191,9 +201,11 @@ void set_liveness(int fd, double heartbeat_s) {
 }
 
 void retransmit_often(int fd, double heartbeat_s) noexcept {
-  if (heartbeat_s <= 0) return;
   // The kernel gives up after 15 intervals (net.ipv4.tcp_retries2): with half a heartbeat, that is still later than
-  // four heartbeats. Linux before 6.15 lacks the option, and Unix sockets do not need it.
+  // four heartbeats. With fewer retries it could be earlier. Linux before 6.15 lacks the option, and Unix sockets do
+  // not need it.
+  static const bool kManyRetries = retries_of_kernel() >= 15;
+  if (heartbeat_s <= 0 || !kManyRetries) return;
   constexpr int kTcpRtoMaxMs = 44;
   const auto limit_ms = static_cast<int>(std::clamp(heartbeat_s * 500, 1000.0, 120000.0));
   ::setsockopt(fd, IPPROTO_TCP, kTcpRtoMaxMs, &limit_ms, sizeof limit_ms);

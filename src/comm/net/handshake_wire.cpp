@@ -123,6 +123,8 @@ WireHello decode_hello(std::string_view body) {
   const auto ephemeral = reader.get<std::uint8_t>();
   if (ephemeral > 1) throw ProtocolError(fmt::format("unknown way to exchange keys {}", ephemeral));
   hello.ephemeral = ephemeral == 1;
+  if (hello.ephemeral && !uses_records(hello.role, hello.encrypt))
+    throw ProtocolError("a key exchange for a connection without records");
   hello.generation = reader.get<std::uint32_t>();
   hello.world_size = reader.get<std::int32_t>();
   hello.rank = reader.get<std::int32_t>();

@@ -260,6 +260,7 @@ void Coordinator::on_timer(Timer timer) {
       return;
     case Timer::join_timeout:
       if (state_ == State::gathering) {
+        if (static_cast<int>(nodes_.size()) >= options_.nodes.min) return form_group();  // join_window is still running
         quit(1, fmt::format("maniple: timed out after {:.0f} s: {} of {} nodes joined{}; {}, or raise --join-timeout",
                             options_.join_timeout.count(), nodes_.size(), options_.nodes.min, missing(),
                             options_.starts_agents

@@ -103,11 +103,20 @@ class CoordinatorAgent {
   /// launcher's own node replies at once, waits for its turn.
   void happened(Event event) {
     events_.push_back(std::move(event));
-    if (std::exchange(handling_, true)) return;
-    for (; !events_.empty(); events_.pop_front()) {
-      for (const Effect& effect : coordinator_.handle(events_.front(), now())) carry_out(effect);
+    if (handling_) return;
+    {
+      struct Handling {  // an effect may throw
+        explicit Handling(CoordinatorAgent& agent) : agent_(agent) { agent_.handling_ = true; }
+        ~Handling() {
+          agent_.handling_ = false;
+          agent_.events_.clear();
+        }
+        CoordinatorAgent& agent_;
+      } const handling(*this);
+      for (; !events_.empty(); events_.pop_front()) {
+        for (const Effect& effect : coordinator_.handle(events_.front(), now())) carry_out(effect);
+      }
     }
-    handling_ = false;
     process_.poller().cancel(timer_);
     if (const auto due = coordinator_.next_timer()) {
       timer_ = process_.poller().call_after(std::max(*due - now(), Coordinator::Time(0)), [this] {

@@ -33,8 +33,10 @@ bool Coordinator::is_current(Node node, int generation) const {
 }
 
 void Coordinator::on_message(Node node, const message::Interrupt& message) {
-  if (leave(node, message.signal)) return;
-  interrupt(message.signal, nodes_.count(node) != 0 ? nodes_.at(node).host : std::string());
+  const auto found = nodes_.find(node);
+  if (found == nodes_.end()) return;  // it was refused, or has left already
+  const std::string host = found->second.host;
+  if (!leave(node, message.signal)) interrupt(message.signal, host);
 }
 
 void Coordinator::on_message(Node node, const message::Reserved& message) {

@@ -92,6 +92,7 @@ std::vector<std::vector<int>> WorkerGroup::choose_cores(const CoreRequest& reque
 void WorkerGroup::start(const std::vector<WorkerAssignment>& assignments, NodeEnvironment node, int cores_first,
                         int cores_total) {
   MANIPLE_ASSERT(state_ == State::idle);
+  repeated_ = {};
   const Program program = find_program(settings_.command, search_path_of(settings_.environment));
   make_room_for_pipes(static_cast<int>(assignments.size()));
   if (!settings_.log_folder.empty()) make_log_folder(settings_.log_folder);
@@ -285,6 +286,10 @@ bool WorkerGroup::child_ended(pid_t pid, int code, int status) {
   member.running = false;
   member.ok = !exit.failed();
   --running_;
+  if (member.held) {  // how much it printed decides what is shown
+    read_from(member.out, true);
+    read_from(member.err, true);
+  }
   end_held(member);
   if (!on_its_own) return true;
   if (!exit.failed()) events_.exited(exit);

@@ -120,6 +120,17 @@ TEST(Connect, RetryEndsAtTheDeadlineWithTheReason) {
   EXPECT_LT(Deadline::Clock::now() - start, seconds(3));
 }
 
+TEST(Connect, RetryEndsWhenItIsCancelled) {
+  UniqueFd listener = listen_on(Address::parse("127.0.0.1:0"));
+  const Address address = Address::of_socket(listener.get());
+  listener.reset();
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd cancel(ends[0]), other(ends[1]);
+  ASSERT_EQ(::write(other.get(), "x", 1), 1);
+  EXPECT_THROW(connect_to(address, Deadline::after(seconds(30)), true, cancel.get()), Aborted);
+}
+
 TEST(Connect, RetryFindsAServerThatComesLate) {
   UniqueFd listener = listen_on(Address::parse("127.0.0.1:0"));
   const Address address = Address::of_socket(listener.get());
