@@ -17,8 +17,16 @@ constexpr double kMostBetween = 4;
 
 // Worlds whose ranks are all threads of this process.
 struct WatchTable {
+  struct Compared {
+    std::uint64_t seq = 0;
+    Deadline::Clock::time_point when{};
+  };
+  struct World {
+    std::map<int, std::weak_ptr<CallWatch>> watches;  // by rank
+    std::map<std::string, Compared> compared;         // by group
+  };
   Mutex mutex;
-  std::map<std::uint64_t, std::map<int, std::weak_ptr<CallWatch>>> worlds MANIPLE_GUARDED_BY(mutex);
+  std::map<std::uint64_t, World> worlds MANIPLE_GUARDED_BY(mutex);
 };
 constinit ProcessWide<WatchTable> process_watches;
 
@@ -29,7 +37,7 @@ std::shared_ptr<CallWatch> CallWatch::start(Callbacks callbacks) {
   if (!watch->callbacks_.compare) {
     WatchTable& table = *process_watches;
     const MutexLock lock(table.mutex);
-    table.worlds[watch->callbacks_.world][watch->callbacks_.rank] = watch;
+    table.worlds[watch->callbacks_.world].watches[watch->callbacks_.rank] = watch;
   }
   watch->callbacks_.loop->post([watch] { watch->check(); });
   return watch;
@@ -42,14 +50,19 @@ void CallWatch::stop() {
   const MutexLock lock(table.mutex);
   const auto it = table.worlds.find(callbacks_.world);
   if (it == table.worlds.end()) return;
-  it->second.erase(callbacks_.rank);
-  if (it->second.empty()) table.worlds.erase(it);
+  it->second.watches.erase(callbacks_.rank);
+  if (it->second.watches.empty()) table.worlds.erase(it);
 }
 
 void CallWatch::check() {
   if (stopped_) return;
+  callbacks_.loop->call_at(Deadline::after(kWatchPeriod), [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->check();
+  });
   auto asked = std::exchange(asked_, {});
   for (const WaitReports::Group& group : callbacks_.groups()) {
+    // Calls on a device run from the time when they are enqueued. StreamWatcher knows when a stream waits in one.
+    if (!group.compares_arguments) continue;
     const CallProgress call = group.progress();
     if (!call.running || group.members.size() < 2) continue;
     Asked& about = asked_[group.name] = asked[group.name];
@@ -62,9 +75,6 @@ void CallWatch::check() {
       compare_here(group, call.seq);
     }
   }
-  callbacks_.loop->call_at(Deadline::after(kWatchPeriod), [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->check();
-  });
 }
 
 void CallWatch::compare_here(const WaitReports::Group& group, std::uint64_t seq) {
@@ -74,9 +84,16 @@ void CallWatch::compare_here(const WaitReports::Group& group, std::uint64_t seq)
     const MutexLock lock(table.mutex);
     const auto world = table.worlds.find(callbacks_.world);
     if (world == table.worlds.end()) return;
+    // All members check, at about the same time. This rank's call is older than kCompareAfter, so a comparison that
+    // another member made since then has included it.
+    WatchTable::Compared& last = world->second.compared[group.name];
+    const auto now = Deadline::Clock::now();
+    if (last.seq == seq && now - last.when < std::chrono::duration<double>(kCompareAfter)) return;
+    last = {.seq = seq, .when = now};
+    const auto& watches = world->second.watches;
     for (const int member : group.members) {
-      const auto found = world->second.find(member);
-      if (auto watch = found == world->second.end() ? nullptr : found->second.lock()) members.push_back(watch);
+      const auto found = watches.find(member);
+      if (auto watch = found == watches.end() ? nullptr : found->second.lock()) members.push_back(watch);
     }
   }
   std::vector<RankCall> calls;

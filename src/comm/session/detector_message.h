@@ -19,7 +19,7 @@ namespace maniple::detector {
 
 inline constexpr std::size_t kMaxFrameBytes = 64 * 1024;  ///< without the length
 
-inline constexpr std::size_t kMaxMembers = 8192;              ///< in a list of ranks
+inline constexpr std::size_t kMaxMembers = 8192;  ///< in a list of ranks
 
 struct Heartbeat {};
 /// The sender leaves in good order.

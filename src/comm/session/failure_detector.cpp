@@ -40,7 +40,15 @@ struct FailureDetector::Impl : std::enable_shared_from_this<FailureDetector::Imp
   void execute(const detector::Close& effect) {
     if (const auto node = links.extract(effect.peer)) node.mapped()->close();
   }
-  void execute(const detector::Dial& task) { dial(task); }
+  void execute(const detector::Dial& task) {
+    try {
+      dial(task);
+    } catch (const std::exception& error) {  // a shortage of descriptors or threads, which may pass
+      loop->post([self = shared_from_this(), to = task.to, why = std::string(error.what())] {
+        self->handle(detector::DialFailed{.to = to, .refused = false, .why = why});
+      });
+    }
+  }
   void execute(const detector::Probe& probe);
   void execute(const detector::ReadProcessState& read) {
     handle(detector::ProcessState{.peer = read.peer, .state = process_state(info(read.peer).pid)});
@@ -86,18 +94,17 @@ void FailureDetector::Impl::handle(detector::Event event) {
   core.handle(std::move(event), Clock::now(), effects);
   if (core.is_leader() && !led) log_debug("rank {} leads the failure detector now", rank);
   if (executing) return;
-  struct Executing {  // a callback may throw
-    explicit Executing(Impl& impl) : impl_(impl) { impl_.executing = true; }
-    ~Executing() {
-      impl_.executing = false;
-      impl_.effects.clear();
-    }
-    Impl& impl_;
-  } const guard(*this);
+  executing = true;
   for (std::size_t i = 0; i < effects.size(); ++i) {
     detector::Effect effect = std::move(effects[i]);
-    std::visit([this](auto& it) { execute(it); }, effect);
+    try {
+      std::visit([this](auto& it) { execute(it); }, effect);
+    } catch (const std::exception& error) {  // the other effects count all the same
+      log_warning("rank {}: the failure detector: {}", rank, error.what());
+    }
   }
+  effects.clear();
+  executing = false;
 }
 
 void FailureDetector::Impl::execute(const detector::Probe& probe) {

@@ -159,7 +159,7 @@ void Session::start_wait_reports() {
   callbacks.rank = rank();
   callbacks.world = world_id();
   callbacks.after_s = after_s;
-  callbacks.groups = [this] { return group_progress(); };
+  callbacks.groups = [this] { return group_progress(true); };
   callbacks.describe = [this](int r) { return peer(r).describe(r); };
   if (detector_) {
     callbacks.send_to_leader = [this](const detector::Waiting& message) { detector_->send_to_leader(message); };
@@ -170,11 +170,11 @@ void Session::start_wait_reports() {
   waits_ = std::move(reports);
 }
 
-std::vector<WaitReports::Group> Session::group_progress() {
+std::vector<WaitReports::Group> Session::group_progress(bool messages) {
   std::vector<WaitReports::Group> groups;
   const MutexLock lock(mutex_);
   for (const auto& [name, group] : groups_) {
-    groups.push_back({name, group.members, group.progress, group.message ? group.message() : MessageWait{},
+    groups.push_back({name, group.members, group.progress, messages && group.message ? group.message() : MessageWait{},
                       group.compares_arguments});
   }
   return groups;
@@ -186,7 +186,7 @@ void Session::start_call_watch() {
   callbacks.loop = loop_;
   callbacks.rank = rank();
   callbacks.world = world_id();
-  callbacks.groups = [this] { return group_progress(); };
+  callbacks.groups = [this] { return group_progress(false); };
   callbacks.called = [this](const std::string& group, std::uint64_t seq) { return call_of(group, seq); };
   callbacks.aborted = [this](const detector::Abort& abort) { on_aborted(abort); };
   if (detector_) {

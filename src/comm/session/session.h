@@ -104,7 +104,7 @@ class Session : public Connector {
   void start_wait_reports();
   void start_call_watch();
   RankCall call_of(const std::string& group, std::uint64_t seq);
-  std::vector<WaitReports::Group> group_progress();
+  std::vector<WaitReports::Group> group_progress(bool messages);
   SecureConnection dial_control(int rank, Deadline deadline, int cancel = -1) const;
   static std::string group_of(const std::string& topic);
   void forget_past_groups() MANIPLE_REQUIRES(mutex_);

@@ -65,6 +65,10 @@ void WaitReports::stop() {
 
 void WaitReports::check() {
   if (stopped_) return;
+  const std::chrono::duration<double> pause(std::clamp(callbacks_.after_s / 10, 0.02, 1.0));
+  callbacks_.loop->call_at(Deadline::after(pause), [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->check();
+  });
   auto calls = std::exchange(calls_, {});
   auto messages = std::exchange(messages_, {});
   for (const Group& group : callbacks_.groups()) {
@@ -73,10 +77,6 @@ void WaitReports::check() {
     Logged& message = messages_[group.name] = messages[group.name];
     check_message(group, message);
   }
-  const std::chrono::duration<double> pause(std::clamp(callbacks_.after_s / 10, 0.02, 1.0));
-  callbacks_.loop->call_at(Deadline::after(pause), [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->check();
-  });
 }
 
 void WaitReports::check_call(const Group& group, Logged& logged) {

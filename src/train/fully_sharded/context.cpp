@@ -255,6 +255,7 @@ void ShardContext::reduce_waiting() {
 void ShardContext::abandon(const std::string& what) noexcept {
   end_pass();
   running_ = false;
+  ++backwards_;  // what it gathered is concealed: a later backward through the same graph gathers again
   for (const auto& one : std::exchange(nodes_, {})) {
     if (const auto node = one.lock()) node->leave();
   }

@@ -152,6 +152,10 @@ std::unique_ptr<TrainerStrategy> trainer::make(const strategy::FullySharded& cho
         unit->text(), unit->options().group->name(), options.group->name());
   }
   options.group = group_or_default(options.group);
+  MANIPLE_REQUIRE(options.group || !tensor_group,
+                  "Trainer: strategy FullySharded has tensor_group {}, but neither shard.group nor a default group; "
+                  "set shard.group to the ranks that divide the parameters",
+                  tensor_group->name());
   if (!options.group) return std::make_unique<TrainerStrategy>(std::move(given), nullptr);
   const bool is_unit = dynamic_cast<FullyShardedBase*>(&module) != nullptr;
   if (!is_unit) {
@@ -164,6 +168,13 @@ std::unique_ptr<TrainerStrategy> trainer::make(const strategy::FullySharded& cho
                     "Trainer: strategy FullySharded: group {} of {} ranks and tensor_group {} have several ranks in "
                     "common; set shard.group and tensor_group to different dimensions of a mesh",
                     group->name(), group->size(), tensor_group->name());
+  }
+  if (tensor_group && !units.empty()) {
+    const auto ranks = tensor_group->all_gather_objects(std::to_string(options.group->rank()), {}, public_place());
+    MANIPLE_REQUIRE(std::ranges::all_of(ranks, [&](const std::string& rank) { return rank == ranks.front(); }),
+                    "Trainer: strategy FullySharded: the ranks of tensor_group {} hold different rows of the units, as "
+                    "they are ranks {} of their shard groups; set shard.group and tensor_group to dimensions of a mesh",
+                    tensor_group->name(), joined(ranks, ", "));
   }
   const auto world = world_of("FullySharded", choice.world, {options.group, options.replicate_group, tensor_group});
   return std::make_unique<FullyShardedStrategy>(std::move(given), world, options, tensor_group);

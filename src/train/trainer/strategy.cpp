@@ -194,6 +194,9 @@ DataShare share_of_data(const strategy::DataParallel& one) {
 }
 DataShare share_of_data(const strategy::Zero1& one) { return DataShare(trainer::group_or_default(one.ddp.group)); }
 DataShare share_of_data(const strategy::FullySharded& one) {
+  MANIPLE_REQUIRE(one.shard.group || !one.tensor_group || one.tensor_group->size() == 1,
+                  "divide_data: strategy FullySharded has a tensor_group; set shard.group as well, to the ranks that "
+                  "divide the parameters");
   const auto group = trainer::group_or_default(one.shard.group);
   const auto& replicas = one.shard.replicate_group;
   if (!group || (!one.tensor_group && !replicas)) return DataShare(group);

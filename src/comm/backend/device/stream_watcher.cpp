@@ -335,7 +335,7 @@ void StreamWatcher::retire(StreamOperation& operation, const std::exception_ptr&
 }
 
 void StreamWatcher::give_up(const std::exception_ptr& error, const ErrorInfo& context) {
-  const std::exception_ptr cause = abort_.raised() ? error : options_.observer->failed(error, context);
+  const std::exception_ptr cause = abort_.raised() ? abort_.cause() : options_.observer->failed(error, context);
   if (engine_ != nullptr) engine_->abort();
   gave_up_ = true;
   std::vector<Call> calls;
