@@ -1,5 +1,5 @@
 // A world of failure detectors without processes and sockets: cores (comm/session/detector_core.h) that exchange
-// messages over a simulated network, in simulated time. Nothing is random here; see simulated_schedule.h.
+// messages over a simulated network, in simulated time. Nothing is random here: see detector_simulation_test.cpp.
 //
 //   SimulatedWorld world({.hosts = {0, 0, 1}});
 //   world.at(1.5, [&] { world.kill(2); });
