@@ -259,10 +259,9 @@ std::exception_ptr detail::GroupImpl::propagate(const std::exception_ptr& error,
     return error;
   }
   ErrorInfo verdict = info_of(abort_->cause());
-  const bool is_own = verdict.origin == facts_.session->rank();
-  if (kind == ErrorKind::peer_lost) return is_own ? error : abort_->cause();
-  // A time-out came back as a failure of this rank.
-  if (kind != ErrorKind::timeout || verdict.kind != ErrorKind::aborted || !is_own) return abort_->cause();
+  // Unless a time-out came back as a failure of this rank. (The origin of a loss is the lost rank.)
+  if (kind != ErrorKind::timeout || verdict.kind != ErrorKind::aborted || verdict.origin != facts_.session->rank())
+    return abort_->cause();
   ErrorInfo own = info;
   own.ranks = std::move(verdict.ranks);
   own.reason = std::move(verdict.reason);

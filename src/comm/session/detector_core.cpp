@@ -91,9 +91,9 @@ void Core::on(Adopted event) {
   if (left_ || excluded_) return put(Close{event.peer});
   const auto it = gone_.find(event.peer);
   if (it == gone_.end()) return link(event.peer);
-  const std::string text = std::visit(Match{[](const Lost& lost) { return lost.text; },
-                                            [&](const Left&) { return member(event.peer).name + " has left"; },
-                                            [&](const auto&) { return member(event.peer).name + " is gone"; }},
+  const std::string text = std::visit(overloaded{[](const Lost& lost) { return lost.text; },
+                                                 [&](const Left&) { return member(event.peer).name + " has left"; },
+                                                 [&](const auto&) { return member(event.peer).name + " is gone"; }},
                                       it->second);
   put(Send{.to = event.peer, .message = Lost{.rank = event.peer, .text = text}});
   put(Close{event.peer});
@@ -202,9 +202,9 @@ void Core::on(AbortHere event) {
 void Core::on(Announce event) {
   if (left_ || excluded_) return;
   if (!is_leader()) return send(leader_, std::move(event.message));
-  std::visit(Match{[this](const Compare& compare) { compare_calls(compare); },
-                   [this](const Departed& departed) { spread_departure(departed); },
-                   [this](Waiting& waiting) { put(ReportWaiting{std::move(waiting)}); }, [](const auto&) {}},
+  std::visit(overloaded{[this](const Compare& compare) { compare_calls(compare); },
+                        [this](const Departed& departed) { spread_departure(departed); },
+                        [this](Waiting& waiting) { put(ReportWaiting{std::move(waiting)}); }, [](const auto&) {}},
              event.message);
 }
 

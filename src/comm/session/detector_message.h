@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "comm/base/overloaded.h"
 #include <maniple/comm/error.h>
 
 namespace maniple::detector {
@@ -112,11 +113,5 @@ inline bool is_repeated(const Message& message) {
   return std::holds_alternative<Heartbeat>(message) || std::holds_alternative<QueryCall>(message) ||
          std::holds_alternative<Compare>(message);
 }
-
-/// Combines lambdas into one visitor.
-template <class... Cases>
-struct Match : Cases... {
-  using Cases::operator()...;
-};
 
 }  // namespace maniple::detector

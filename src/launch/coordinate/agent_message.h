@@ -22,6 +22,7 @@
 #include <variant>
 #include <vector>
 
+#include "comm/base/overloaded.h"
 #include "launch/launch_options.h"
 #include "launch/process/failure_report.h"
 
@@ -175,13 +176,5 @@ std::string encode(const AgentMessage& message);
 AgentMessage decode_agent_message(std::string_view bytes);
 
 inline constexpr std::size_t kMaxAgentMessage = std::size_t{1} << 20;
-
-/// Calls the function that fits the message: std::visit(overloaded{...}, message).
-template <class... Functions>
-struct overloaded : Functions... {
-  using Functions::operator()...;
-};
-template <class... Functions>
-overloaded(Functions...) -> overloaded<Functions...>;  // Clang 14 needs this
 
 }  // namespace maniple::launch

@@ -245,6 +245,7 @@ TEST_P(PointToPointTest, AnUnreceivedIsendFailsAtItsLimit) {
 
 TEST_P(PointToPointTest, WhatWasSentBeforeARankLeftArrives) {
   run([](Rank& r) {
+    r.phase("joined");  // rank 0 aborts the group below, which must not reach a rank that is still in init()
     if (r.rank > 1) return;
     int value = -1;
     if (r.rank == 0) {

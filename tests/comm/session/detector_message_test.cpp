@@ -42,7 +42,7 @@ std::vector<Message> samples() {
 TEST(DetectorMessage, EveryKindDecodesToItself) {
   ASSERT_EQ(samples().size(), std::variant_size_v<Message>);
   for (std::size_t i = 0; i < samples().size(); ++i) {
-    const Message& message = samples()[i];
+    const Message message = samples()[i];
     EXPECT_EQ(message.index(), i) << "each kind has its number";
     EXPECT_EQ(body_of(message).front(), static_cast<char>(i + 1));
     EXPECT_EQ(decode(body_of(message)).index(), i);

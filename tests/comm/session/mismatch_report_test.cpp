@@ -12,9 +12,8 @@ class CompareTest : public testing::Test {
  protected:
   void compare(bool arguments = true, std::vector<std::int32_t> members = {}) {
     Effects effects;
-    reports_.compare(
-        {.rank = 1, .seq = 7, .group = "world", .arguments = arguments, .members = std::move(members)}, {1, 2, 3}, now_,
-        effects);
+    reports_.compare({.rank = 1, .seq = 7, .group = "world", .arguments = arguments, .members = std::move(members)},
+                     {1, 2, 3}, now_, effects);
     reply(effects);
   }
   /// Lets the time pass until the next timer.

@@ -63,59 +63,60 @@ char SimulatedWorld::state_of(int rank) const {
 void SimulatedWorld::execute(int rank, d::Effect& effect, bool relayed) {
   Process& it = process(rank);
   std::visit(
-      d::Match{[&](const d::Send& send_effect) {
-                 if (it.dies_after == 0) return kill(rank);
-                 send(rank, send_effect);
-                 const bool spreads = std::holds_alternative<d::Lost>(send_effect.message) ||
-                                      std::holds_alternative<d::Abort>(send_effect.message) ||
-                                      std::holds_alternative<d::Gone>(send_effect.message);
-                 if (spreads && it.dies_after > 0) --it.dies_after;
-               },
-               [&](const d::Close& close) {
-                 if (const auto link = it.links.extract(close.peer)) end(link.mapped(), side_of(link.mapped(), rank));
-               },
-               [&](const d::Dial& dial_effect) {
-                 note(rank, fmt::format("dials rank {}", dial_effect.to));
-                 open_dials_.erase({rank, it.dial});
-                 dial(rank, dial_effect);
-               },
-               [&](const d::Probe& probe) {
-                 if (listens(probe.peer) || process(probe.peer).vanished || !it.probing.insert(probe.peer).second)
-                   return;
-                 const double there = passes_at(rank, probe.peer, now_ + delay());
-                 const double back = passes_at(probe.peer, rank, there + delay());
-                 if (back < kForever) push({.at = back, .kind = Kind::refused, .rank = rank, .peer = probe.peer});
-               },
-               [&](const d::ReadProcessState& read) {
-                 handle(rank, d::ProcessState{.peer = read.peer, .state = state_of(read.peer)});
-               },
-               [&](d::LookUpCall& look) {
-                 RankCall call{.rank = rank};
-                 if (const auto made = it.calls.find(look.query.seq); made != it.calls.end()) call.call = made->second;
-                 handle(rank,
-                        d::CallFound{.asker = look.asker, .query = std::move(look.query), .call = std::move(call)});
-               },
-               [&](d::ReportLost& report) {
-                 note(rank, "reports: " + report.text);
-                 check_loss(rank, report, relayed);
-                 it.lost[report.rank].push_back(std::move(report.text));
-                 if (on_failure_) on_failure_(rank);
-               },
-               [&](const d::ReportGone& report) {
-                 note(rank, fmt::format("reports: rank {} is gone", report.rank));
-                 ++it.gone[report.rank];
-               },
-               [&](d::ReportAborted& report) {
-                 note(rank, fmt::format("reports: {} failed: {}", report.abort.group, report.abort.error.reason));
-                 it.aborted[report.abort.group].push_back(std::move(report.abort.error));
-                 if (on_failure_) on_failure_(rank);
-               },
-               [&](const d::WakeAt& wake) {
-                 const double when = seconds(wake.when) + 2e-6;
-                 it.wake_at = std::min(it.wake_at, when);
-                 push({.at = when, .kind = Kind::wake, .rank = rank});
-               },
-               [](const auto&) {}},
+      overloaded{[&](const d::Send& send_effect) {
+                   if (it.dies_after == 0) return kill(rank);
+                   send(rank, send_effect);
+                   const bool spreads = std::holds_alternative<d::Lost>(send_effect.message) ||
+                                        std::holds_alternative<d::Abort>(send_effect.message) ||
+                                        std::holds_alternative<d::Gone>(send_effect.message);
+                   if (spreads && it.dies_after > 0) --it.dies_after;
+                 },
+                 [&](const d::Close& close) {
+                   if (const auto link = it.links.extract(close.peer)) end(link.mapped(), side_of(link.mapped(), rank));
+                 },
+                 [&](const d::Dial& dial_effect) {
+                   note(rank, fmt::format("dials rank {}", dial_effect.to));
+                   open_dials_.erase({rank, it.dial});
+                   dial(rank, dial_effect);
+                 },
+                 [&](const d::Probe& probe) {
+                   if (listens(probe.peer) || process(probe.peer).vanished || !it.probing.insert(probe.peer).second)
+                     return;
+                   const double there = passes_at(rank, probe.peer, now_ + delay());
+                   const double back = passes_at(probe.peer, rank, there + delay());
+                   if (back < kForever) push({.at = back, .kind = Kind::refused, .rank = rank, .peer = probe.peer});
+                 },
+                 [&](const d::ReadProcessState& read) {
+                   handle(rank, d::ProcessState{.peer = read.peer, .state = state_of(read.peer)});
+                 },
+                 [&](d::LookUpCall& look) {
+                   RankCall call{.rank = rank};
+                   if (const auto made = it.calls.find(look.query.seq); made != it.calls.end())
+                     call.call = made->second;
+                   handle(rank,
+                          d::CallFound{.asker = look.asker, .query = std::move(look.query), .call = std::move(call)});
+                 },
+                 [&](d::ReportLost& report) {
+                   note(rank, "reports: " + report.text);
+                   check_loss(rank, report, relayed);
+                   it.lost[report.rank].push_back(std::move(report.text));
+                   if (on_failure_) on_failure_(rank);
+                 },
+                 [&](const d::ReportGone& report) {
+                   note(rank, fmt::format("reports: rank {} is gone", report.rank));
+                   ++it.gone[report.rank];
+                 },
+                 [&](d::ReportAborted& report) {
+                   note(rank, fmt::format("reports: {} failed: {}", report.abort.group, report.abort.error.reason));
+                   it.aborted[report.abort.group].push_back(std::move(report.abort.error));
+                   if (on_failure_) on_failure_(rank);
+                 },
+                 [&](const d::WakeAt& wake) {
+                   const double when = seconds(wake.when) + 2e-6;
+                   it.wake_at = std::min(it.wake_at, when);
+                   push({.at = when, .kind = Kind::wake, .rank = rank});
+                 },
+                 [](const auto&) {}},
       effect);
 }
 
