@@ -8,6 +8,7 @@
 #include <set>
 #include <thread>
 
+#include "comm/session/peer_dialer.h"
 #include "fault/expect_error.h"
 #include "fault/ways.h"
 
@@ -243,6 +244,7 @@ TEST(KillOverTcp, AsksWhetherARankLivesWhoseConnectionsAreClosed) {
       std::this_thread::sleep_for(std::chrono::milliseconds(600));  // sleep: the pause itself is the fault
       ::kill(r.pid_of(1), SIGKILL);
     } else {
+      while (process_state(r.pid_of(1)) != 'T') std::this_thread::yield();  // until then it would reply
       r.world->store().set("rank 2 waits", "yes");
       const Caught caught = catch_error([&] { group->all_reduce(buffer_of(value)); });
       EXPECT_TRUE(caught.is(ErrorKind::peer_lost)) << caught;
