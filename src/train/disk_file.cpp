@@ -5,19 +5,16 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <set>
 #include <utility>
 #include <vector>
 
-#include <openssl/evp.h>
-
 #include "comm/base/check.h"
-#include "comm/base/crypto.h"
 #include "comm/base/system_error.h"
 #include "comm/base/write_all.h"
+#include "train/sha256.h"
 
 namespace maniple {
 
@@ -46,29 +43,6 @@ void RegularFile::read(std::size_t offset, void* to, std::size_t count) const {
     done += static_cast<std::size_t>(got);
   }
 }
-
-class Sha256 {
- public:
-  Sha256() : context_(nullptr, MANIPLE_CRYPTO(EVP_MD_CTX_free)) {
-    context_.reset(MANIPLE_CRYPTO(EVP_MD_CTX_new)());
-    MANIPLE_ASSERT(context_ != nullptr &&
-                   MANIPLE_CRYPTO(EVP_DigestInit_ex)(context_.get(), MANIPLE_CRYPTO(EVP_sha256)(), nullptr) == 1);
-  }
-  void add(const void* data, std::size_t bytes) {
-    MANIPLE_ASSERT(MANIPLE_CRYPTO(EVP_DigestUpdate)(context_.get(), data, bytes) == 1);
-  }
-  std::string take() {
-    std::array<unsigned char, EVP_MAX_MD_SIZE> bytes;
-    unsigned length = 0;
-    MANIPLE_ASSERT(MANIPLE_CRYPTO(EVP_DigestFinal_ex)(context_.get(), bytes.data(), &length) == 1 && length == 32);
-    std::string digits;
-    for (unsigned i = 0; i < length; ++i) digits += format_text("{:02x}", bytes[i]);
-    return digits;
-  }
-
- private:
-  std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context_;
-};
 
 namespace {
 

@@ -191,13 +191,15 @@ MetricRow Metrics::local() const {
 }
 
 /// The union of the names of all ranks, rank 0's first. Names that were agreed on before keep their places.
-void Metrics::agree(ProcessGroup& group, std::vector<Name>& agreed) const {
+void Metrics::agree(std::span<const Metrics> parts, ProcessGroup* group, std::vector<Name>& agreed) {
   std::string own;
-  for (const Entry& entry : entries_) {
-    own += static_cast<char>('0' + static_cast<int>(entry.kind));
-    own += entry.name + '\0';
+  for (const Metrics& part : parts) {
+    for (const Entry& entry : part.entries_) {
+      own += static_cast<char>('0' + static_cast<int>(entry.kind));
+      own += entry.name + '\0';
+    }
   }
-  const std::vector<std::string> lists = group.all_gather_objects(own, {}, public_place());
+  const auto lists = group == nullptr ? std::vector{own} : group->all_gather_objects(own, {}, public_place());
   for (std::size_t rank = 0; rank < lists.size(); ++rank) {
     std::string_view rest = lists[rank];
     while (!rest.empty()) {
@@ -221,60 +223,70 @@ void Metrics::agree(ProcessGroup& group, std::vector<Name>& agreed) const {
 }
 
 Metrics::Agreement& Metrics::agreement_of(const std::shared_ptr<ProcessGroup>& group) {
-  std::erase_if(agreements_, [](const Agreement& agreement) { return agreement.group.expired(); });
+  std::erase_if(agreements_, [](const Agreement& agreement) { return !agreement.alone && agreement.group.expired(); });
   for (Agreement& agreement : agreements_) {
-    if (agreement.group.lock() == group) return agreement;
+    if (agreement.alone == (group == nullptr) && agreement.group.lock() == group) return agreement;
   }
-  return agreements_.emplace_back(Agreement{group, {}});
+  return agreements_.emplace_back(Agreement{group, group == nullptr, {}});
 }
 
 MetricRow Metrics::all_reduce(const std::shared_ptr<ProcessGroup>& group, const SourceLocation& where) {
+  return all_reduce({this, 1}, 1, group, where);
+}
+
+MetricRow Metrics::all_reduce(std::span<Metrics> parts, std::size_t max_parts,
+                              const std::shared_ptr<ProcessGroup>& group, const SourceLocation& where) {
   const PublicCall call("Metrics::all_reduce, which all ranks call", where);
+  MANIPLE_REQUIRE(!parts.empty() && parts.size() <= max_parts, "Metrics: {} parts on this rank; expected 1 to {}",
+                  parts.size(), max_parts);
   if (group) group->require_member("Metrics::all_reduce");
-  const auto ranks = group ? group : is_initialized() ? get_default_group() : nullptr;
-  if (!ranks || ranks->size() == 1) {
-    MetricRow row = local();
-    reset();
-    return row;
-  }
-  std::vector<Name>& agreed = agreement_of(ranks).names;
-  const auto size = static_cast<std::size_t>(ranks->size());
-  const std::vector<double> own_values = values();
+  auto ranks = group ? group : is_initialized() ? get_default_group() : nullptr;
+  if (ranks && ranks->size() == 1) ranks = nullptr;
+  std::vector<Name>& agreed = parts.front().agreement_of(ranks).names;
+  std::vector<std::vector<double>> own_values;
+  for (const Metrics& part : parts) own_values.push_back(part.values());
   std::vector<Part> all;
-  // Each rank's parts in the agreed order, preceded by whether the rank has names or kinds that were not agreed on.
+  // For each part its values in the agreed order, preceded by whether it has names or kinds that were not agreed on.
   const auto gather = [&] {
-    std::vector<Part> own(agreed.size() + 1);
-    for (std::size_t i = 0; i < entries_.size(); ++i) {
-      const Entry& entry = entries_[i];
-      const auto place = std::find_if(agreed.begin(), agreed.end(), [&](const Name& name) {
-        return name.name == entry.name && name.kind == entry.kind;
-      });
-      if (place == agreed.end()) {
-        own[0].count = 1;
-      } else {
-        own[static_cast<std::size_t>(place - agreed.begin()) + 1] = {own_values[i], entry.count};
+    const std::size_t length = agreed.size() + 1;
+    std::vector<Part> own(length * max_parts);
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      const std::vector<Entry>& entries = parts[p].entries_;
+      for (std::size_t i = 0; i < entries.size(); ++i) {
+        const auto place = std::find_if(agreed.begin(), agreed.end(), [&](const Name& name) {
+          return name.name == entries[i].name && name.kind == entries[i].kind;
+        });
+        if (place == agreed.end()) {
+          own[p * length].count = 1;
+        } else {
+          own[p * length + static_cast<std::size_t>(place - agreed.begin()) + 1] = {own_values[p][i], entries[i].count};
+        }
       }
     }
-    all.resize(own.size() * size);
+    if (!ranks) {
+      all = std::move(own);
+      return;
+    }
+    all.resize(own.size() * static_cast<std::size_t>(ranks->size()));
     ranks->all_gather(ConstBuffer{own.data(), own.size() * 2, DType::float64},
                       Buffer{all.data(), all.size() * 2, DType::float64}, {}, {}, public_place());
   };
   gather();
   const auto someone_has_news = [&] {
-    for (std::size_t rank = 0; rank < size; ++rank) {
-      if (all[rank * (agreed.size() + 1)].count != 0) return true;
+    for (std::size_t begin = 0; begin < all.size(); begin += agreed.size() + 1) {
+      if (all[begin].count != 0) return true;
     }
     return false;
   };
   if (someone_has_news()) {
-    agree(*ranks, agreed);
+    agree(parts, ranks.get(), agreed);
     gather();
   }
   std::vector<Metric> row;
   for (std::size_t i = 0; i < agreed.size(); ++i) {
     Metric metric = {agreed[i].name, agreed[i].kind, 0, 0};
-    for (std::size_t rank = 0; rank < size; ++rank) {
-      const Part& part = all[rank * (agreed.size() + 1) + i + 1];
+    for (std::size_t place = i + 1; place < all.size(); place += agreed.size() + 1) {
+      const Part& part = all[place];
       if (part.count == 0) continue;
       metric.value = metric.count == 0 ? part.value : together(metric.kind, metric.value, part.value);
       metric.count += part.count;
@@ -283,7 +295,7 @@ MetricRow Metrics::all_reduce(const std::shared_ptr<ProcessGroup>& group, const 
     if (metric.kind == MetricKind::mean) metric.value /= metric.count;
     row.push_back(std::move(metric));
   }
-  reset();
+  for (Metrics& part : parts) part.reset();
   return MetricRow(std::move(row));
 }
 

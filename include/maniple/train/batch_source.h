@@ -73,6 +73,7 @@ class BatchSource {
   virtual std::size_t batches() const = 0;  ///< 0: unknown
   virtual std::string cursor_text() const = 0;
   virtual void load_cursor(const std::string& text) = 0;
+  virtual void divide(const VirtualRanks& ranks) = 0;  ///< see DistributedSampler::divide
 };
 
 std::shared_ptr<BatchSource> sampled_batches(DistributedSampler sampler, std::size_t size,

@@ -247,6 +247,11 @@ class DataLoader {
     stop();
     source_->load_cursor(text);
   }
+  /// See DistributedSampler::divide. Throws InvalidArgument for streams.
+  void divide(const VirtualRanks& ranks) {
+    stop();
+    source_->divide(ranks);
+  }
 
  private:
   void stop() {

@@ -30,6 +30,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -107,6 +108,13 @@ class Metrics {
   MetricRow all_reduce(const std::shared_ptr<ProcessGroup>& group = nullptr,
                        const SourceLocation& where = SourceLocation::current());
 
+  /// The row over the metrics of several virtual ranks of every rank. Sums are taken in the order of ranks, and on each
+  /// rank in the order of `parts`, so the result depends on the parts alone, not on how ranks divide them. `max_parts`:
+  /// the largest number of parts on a rank; the same on all ranks. Resets all parts. Collective.
+  static MetricRow all_reduce(std::span<Metrics> parts, std::size_t max_parts,
+                              const std::shared_ptr<ProcessGroup>& group,
+                              const SourceLocation& where = SourceLocation::current());
+
   /// The row of this rank alone; does not reset the metrics.
   MetricRow local() const;
 
@@ -131,13 +139,14 @@ class Metrics {
   void put(const std::string& name, MetricKind kind, double value, double count);
   void put(const std::string& name, MetricKind kind, const torch::Tensor& value, double count, double factor);
   std::vector<double> values() const;
-  /// Agreed names; the same on all ranks of the group, whatever the rank adds later.
+  /// Agreed names; the same on all ranks of the group, whatever the rank adds later. Kept in the first part.
   struct Agreement {
     std::weak_ptr<ProcessGroup> group;
+    bool alone = false;  ///< of a process without a group
     std::vector<Name> names;
   };
   Agreement& agreement_of(const std::shared_ptr<ProcessGroup>& group);
-  void agree(ProcessGroup& group, std::vector<Name>& agreed) const;
+  static void agree(std::span<const Metrics> parts, ProcessGroup* group, std::vector<Name>& agreed);
 
   std::vector<Entry> entries_;
   std::vector<Agreement> agreements_;

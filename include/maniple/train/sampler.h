@@ -61,6 +61,7 @@
 #include <maniple/comm/error.h>
 #include <maniple/comm/process_group.h>
 #include <maniple/export.h>
+#include <maniple/train/virtual_ranks.h>
 
 namespace MANIPLE_API maniple {
 
@@ -99,14 +100,20 @@ class DistributedSampler final : public torch::data::samplers::Sampler<> {
   /// Number of samples that this rank takes in the current or next pass: a whole epoch including repeated samples, or,
   /// after seek(), its remainder.
   std::size_t local_size() const noexcept;
-  /// Number of batches in that pass; the last may be smaller.
-  std::size_t local_batches(std::size_t batch_size) const;
+  /// Number of batches in that pass; the last of each replica may be smaller, unless `drop_smaller` leaves it out.
+  std::size_t local_batches(std::size_t batch_size, bool drop_smaller = false) const;
   std::size_t dataset_size() const noexcept;
-  int num_replicas() const noexcept;
-  int rank() const noexcept;
+  int num_replicas() const noexcept;  ///< after divide(): the number of virtual ranks
+  int rank() const noexcept;          ///< after divide(): the first virtual rank of this rank
 
-  /// All indices that this rank takes in that pass, in order.
+  /// All indices that this rank takes in that pass, in order; after divide(), virtual rank by virtual rank.
   std::vector<std::size_t> indices() const;
+
+  /// From now on virtual ranks take the place of ranks: they divide the samples, and next() returns a batch for each
+  /// virtual rank of this rank in turn. Batches of one turn have the same size, and the cursor counts complete turns.
+  /// A position given by seek() is kept; a pass in progress ends. Throws InvalidArgument if `ranks` belongs to
+  /// another rank, or to another number of ranks, than the sampler.
+  void divide(const VirtualRanks& ranks);
 
   // ---- Position in the training ---------------------------------------------------------------------------------
 

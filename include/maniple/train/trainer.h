@@ -74,6 +74,7 @@
 #include <maniple/train/stop.h>
 #include <maniple/train/strategy.h>
 #include <maniple/train/tensor_nest.h>
+#include <maniple/train/virtual_ranks.h>
 
 namespace MANIPLE_API maniple {
 
@@ -96,7 +97,7 @@ enum class NonfiniteGradients {
 /// Training progress.
 struct TrainerState {
   std::size_t epoch = 0;               ///< finished epochs; in on_epoch, including this one
-  std::size_t batch = 0;               ///< finished batches of the current epoch, on each rank
+  std::size_t batch = 0;               ///< finished batches of the current epoch, on each rank or virtual rank
   std::int64_t step = 0;               ///< optimizer steps
   std::int64_t samples = 0;            ///< of all ranks, assuming that their batches have equal sizes
   torch::Tensor loss = {};             ///< of this rank's latest batch; not copied from its device
@@ -152,6 +153,17 @@ struct TrainerOptions {
   /// one, this process trains alone. Strategies that divide the model (all but DataParallel and Zero1) save sharded
   /// checkpoints.
   Strategy strategy = strategy::DataParallel{};
+
+  /// Above 0: every step consists of this many batches, one for each virtual rank, and results do not depend on the
+  /// number of ranks. See docs/elastic.md for the rules; the trainer refuses by name what would break them. The data
+  /// needs divide(): a DataLoader or sampled(), and its batch size is the batch size of one virtual rank. CPU only,
+  /// with strategy DataParallel.
+  int virtual_ranks = 0;
+  /// With virtual_ranks: LibTorch's threads per operation during fit() and evaluate(), instead of the process's own
+  /// number. Part of the results: another number gives other bits.
+  int virtual_threads = 1;
+  /// With virtual_ranks: continue, with a warning, where ranks or a checkpoint are known to give different bits.
+  bool allow_different_bits = false;
 };
 
 namespace detail {
@@ -194,6 +206,7 @@ struct TrainerData {
   std::function<void(std::size_t skip, bool look_ahead, const std::function<bool(const TrainerBatch&)>& each)> pass;
   std::function<std::string()> cursor;  ///< null: the data has no cursor, and the trainer counts batches
   std::function<void(const std::string&)> load_cursor;
+  std::function<void(const VirtualRanks&)> divide;  ///< null: the data cannot be divided over virtual ranks
   bool has_criterion = false;
 };
 
@@ -275,6 +288,9 @@ TrainerData trainer_data(Data& data, Loss& loss) {
   if constexpr (requires { data.set_epoch(std::size_t{0}); }) {
     made.set_epoch = [&data](std::size_t epoch) { data.set_epoch(epoch); };
   }
+  if constexpr (requires(const VirtualRanks& ranks) { data.divide(ranks); }) {
+    made.divide = [&data](const VirtualRanks& ranks) { data.divide(ranks); };
+  }
   if constexpr (HasCursor<Data>) {
     made.batches = [&data] { return static_cast<std::size_t>(data.batches()); };
     made.cursor = [&data] { return std::string(data.cursor_text()); };
@@ -322,8 +338,10 @@ class SampledData {
   void set_epoch(std::size_t epoch) { sampler_.set_epoch(epoch); }
   std::size_t batches() const {
     const auto& options = loader_->options();
-    return options.drop_last ? sampler_.local_size() / options.batch_size : sampler_.local_batches(options.batch_size);
+    return sampler_.local_batches(options.batch_size, options.drop_last);
   }
+  /// See DistributedSampler::divide.
+  void divide(const VirtualRanks& ranks) { sampler_.divide(ranks); }
   std::string cursor_text() const { return sampler_.cursor_text(); }
   void load_cursor(const std::string& text) { sampler_.load_cursor(text); }
   auto begin() { return sampler_.counting(*loader_).begin(); }

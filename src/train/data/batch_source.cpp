@@ -75,10 +75,6 @@ void check_options(const LoaderOptions& options) {
   MANIPLE_REQUIRE(options.workers <= 4096, "DataLoader: {} workers; was a negative number converted?", options.workers);
 }
 
-std::size_t batches_in(std::size_t samples, const LoaderOptions& options) {
-  return samples / options.batch_size + (samples % options.batch_size != 0 && !options.drop_last ? 1 : 0);
-}
-
 class SampledBatches final : public BatchSource {
  public:
   SampledBatches(DistributedSampler sampler, std::size_t size, const LoaderOptions& options)
@@ -92,7 +88,7 @@ class SampledBatches final : public BatchSource {
   void begin() override {
     sampler_.reset();
     start_ = sampler_.cursor();
-    left_ = batches_in(sampler_.local_size(), options_);
+    left_ = batches();
     has_taken_ = false;
   }
   std::optional<BatchTask> next() override {
@@ -116,9 +112,10 @@ class SampledBatches final : public BatchSource {
   void failed() override { sampler_.seek(has_taken_ ? sampler_.cursor() : start_); }
   void set_epoch(std::size_t epoch) override { sampler_.set_epoch(epoch); }
   std::size_t epoch() const override { return sampler_.epoch(); }
-  std::size_t batches() const override { return batches_in(sampler_.local_size(), options_); }
+  std::size_t batches() const override { return sampler_.local_batches(options_.batch_size, options_.drop_last); }
   std::string cursor_text() const override { return sampler_.cursor_text(); }
   void load_cursor(const std::string& text) override { sampler_.load_cursor(text); }
+  void divide(const VirtualRanks& ranks) override { sampler_.divide(ranks); }
 
  private:
   DistributedSampler sampler_;
@@ -163,7 +160,8 @@ class StreamBatches final : public BatchSource {
   std::size_t batches() const override {
     if (!shards_->knows_samples()) return 0;
     const std::size_t all = shards_->samples(epoch_);
-    return batches_in(all - std::min(all, start_), options_);
+    const std::size_t left = all - std::min(all, start_);
+    return left / options_.batch_size + (left % options_.batch_size != 0 && !options_.drop_last ? 1 : 0);
   }
 
   std::string cursor_text() const override {
@@ -198,6 +196,12 @@ class StreamBatches final : public BatchSource {
     same("a shuffle buffer of", buffer, options.shuffle_buffer);
     same("seed", seed, options.seed);
     go_to(static_cast<std::size_t>(epoch), static_cast<std::size_t>(samples));
+  }
+  void divide(const VirtualRanks& ranks) override {
+    MANIPLE_REQUIRE(ranks.total == 1,
+                    "DataLoader: a stream divides its shards over ranks, and cannot divide them over {} virtual ranks; "
+                    "use a dataset with get() and size()",
+                    ranks.total);
   }
 
  private:

@@ -43,46 +43,79 @@ Share share_of(const SamplerOptions& options) {
 
 }  // namespace
 
+VirtualRanks VirtualRanks::of(int total, int rank, int ranks) {
+  MANIPLE_REQUIRE(total >= 1, "{} virtual ranks; expected at least 1", total);
+  MANIPLE_REQUIRE(ranks >= 1 && rank >= 0 && rank < ranks, "virtual ranks for rank {} of {}; expected 0 to {}", rank,
+                  ranks, ranks - 1);
+  MANIPLE_REQUIRE(ranks <= total,
+                  "{} ranks for {} virtual ranks: some would have nothing to compute; start at most {} ranks, or take "
+                  "more virtual ranks",
+                  ranks, total, total);
+  const int whole = total / ranks, more = total % ranks;
+  return {total, rank * whole + std::min(rank, more), whole + (rank < more ? 1 : 0)};
+}
+
 struct DistributedSampler::State {
   std::size_t size;
-  std::size_t ranks;
-  std::size_t rank;
+  std::size_t ranks;  ///< or virtual ranks
+  std::size_t rank;   ///< the first of them here
   bool shuffle;
   std::uint64_t seed;
   bool drop_last;
   SamplerMode mode;
+  std::size_t here = 1;  ///< how many of them this rank has
+
+  /// A batch that was handed out.
+  struct Batch {
+    std::size_t samples;
+    std::size_t ends_turn;  ///< samples of each replica in the turn that ends with this batch; 0: it ends none
+  };
 
   // The current or next pass.
   std::size_t epoch = 0;
-  std::size_t start = 0;               ///< the place at which the pass begins: 0, or the argument of seek()
-  std::size_t position = 0;            ///< samples that this rank has handed out
-  std::size_t done = 0;                ///< samples that the loop has counted
-  std::deque<std::size_t> ahead = {};  ///< sizes of batches handed out but not counted
-  bool stays = false;                  ///< the next reset keeps `start`
-  bool drained = false;                ///< next() had nothing more to hand out
-  bool looping = false;                ///< a loop over counting() is in progress
-  bool ended = false;                  ///< that loop has ended
-  bool counts = false;                 ///< whether the loop counts at all
-  bool warned = false;                 ///< of an epoch in the same order as the previous one
+  std::size_t start = 0;         ///< the place at which the pass begins: 0, or the argument of seek()
+  std::size_t position = 0;      ///< samples of each replica in the turns handed out; may exceed size_of()
+  std::size_t turn = 0;          ///< the replica, counted from `rank`, that gets the next batch
+  std::size_t turn_samples = 0;  ///< the size of the batches of this turn
+  std::size_t handed_out = 0;    ///< samples of all replicas here
+  std::size_t done = 0;          ///< samples that the loop has counted
+  std::size_t done_each = 0;     ///< samples of each replica in the turns that the loop has counted
+  std::deque<Batch> ahead = {};  ///< batches handed out but not counted
+  bool stays = false;            ///< the next reset keeps `start`
+  bool drained = false;          ///< next() had nothing more to hand out
+  bool looping = false;          ///< a loop over counting() is in progress
+  bool ended = false;            ///< that loop has ended
+  bool counts = false;           ///< whether the loop counts at all
+  bool warned = false;           ///< of an epoch in the same order as the previous one
   std::vector<std::uint32_t> narrow =
       {};  ///< this rank's indices if they fit; both are empty before prepare() and without shuffling
   std::vector<std::uint64_t> wide = {};
 
-  std::size_t local_size() const {
+  /// Samples of the replica at `offset` from `rank`. A replica never has more than those before it.
+  std::size_t size_of(std::size_t offset) const {
     const std::size_t whole = (size - start) / ranks;
     const std::size_t rest = (size - start) % ranks;
-    if (mode == SamplerMode::evaluation) return whole + (rank < rest ? 1 : 0);
+    if (mode == SamplerMode::evaluation) return whole + (rank + offset < rest ? 1 : 0);
     return whole + (rest != 0 && !drop_last ? 1 : 0);
   }
+  std::size_t local_size() const {
+    std::size_t all = 0;
+    for (std::size_t offset = 0; offset < here; ++offset) all += size_of(offset);
+    return all;
+  }
 
-  /// The place in the order of this rank's i-th sample. Past the end, the order begins again.
-  std::size_t place(std::size_t i) const { return (start + rank + i * ranks) % size; }
+  /// The place in the order of the i-th sample of the replica at `offset`. Past the end, the order begins again.
+  std::size_t place(std::size_t offset, std::size_t i) const { return (start + rank + offset + i * ranks) % size; }
 
+  /// The samples of all replicas here, replica by replica.
   template <class Index>
   std::vector<Index> own_part() const {
     const auto order = random_order<Index>(size, mixed(seed + SplitMix::kStep * (epoch + 1)));
-    std::vector<Index> part(local_size());
-    for (std::size_t i = 0; i < part.size(); ++i) part[i] = order[place(i)];
+    std::vector<Index> part;
+    part.reserve(local_size());
+    for (std::size_t offset = 0; offset < here; ++offset) {
+      for (std::size_t i = 0; i < size_of(offset); ++i) part.push_back(order[place(offset, i)]);
+    }
     return part;
   }
 
@@ -100,8 +133,7 @@ struct DistributedSampler::State {
     if (new_epoch != epoch || place != start) forget_order();
     epoch = new_epoch;
     start = place;
-    position = 0;
-    done = 0;
+    position = turn = turn_samples = handed_out = done = done_each = 0;
     ahead.clear();
     drained = looping = ended = false;
   }
@@ -126,7 +158,14 @@ struct DistributedSampler::State {
     wide = {};
   }
 
-  std::size_t index(std::size_t i) const { return !narrow.empty() ? narrow[i] : !wide.empty() ? wide[i] : place(i); }
+  /// The i-th sample of the replica at `offset`.
+  std::size_t index(std::size_t offset, std::size_t i) const {
+    if (narrow.empty() && wide.empty()) return place(offset, i);
+    // Replicas with one sample more come first.
+    const std::size_t more = size_of(offset) < size_of(0) ? (size - start) % ranks - rank : 0;
+    const std::size_t begin = offset * size_of(offset) + more;
+    return !narrow.empty() ? narrow[begin + i] : wide[begin + i];
+  }
 };
 
 DistributedSampler::DistributedSampler(std::size_t dataset_size, SamplerOptions options) {
@@ -157,16 +196,40 @@ std::size_t DistributedSampler::dataset_size() const noexcept { return state_->s
 int DistributedSampler::num_replicas() const noexcept { return static_cast<int>(state_->ranks); }
 int DistributedSampler::rank() const noexcept { return static_cast<int>(state_->rank); }
 
-std::size_t DistributedSampler::local_batches(std::size_t batch_size) const {
+std::size_t DistributedSampler::local_batches(std::size_t batch_size, bool drop_smaller) const {
   MANIPLE_REQUIRE(batch_size > 0, "DistributedSampler: a batch size of 0");
-  return local_size() / batch_size + (local_size() % batch_size != 0 ? 1 : 0);
+  std::size_t batches = 0;
+  for (std::size_t offset = 0; offset < state_->here; ++offset) {
+    const std::size_t samples = state_->size_of(offset);
+    batches += samples / batch_size + (samples % batch_size != 0 && !drop_smaller ? 1 : 0);
+  }
+  return batches;
 }
 
 std::vector<std::size_t> DistributedSampler::indices() const {
   state_->prepare();
-  std::vector<std::size_t> result(local_size());
-  for (std::size_t i = 0; i < result.size(); ++i) result[i] = state_->index(i);
+  std::vector<std::size_t> result;
+  for (std::size_t offset = 0; offset < state_->here; ++offset) {
+    for (std::size_t i = 0; i < state_->size_of(offset); ++i) result.push_back(state_->index(offset, i));
+  }
   return result;
+}
+
+void DistributedSampler::divide(const VirtualRanks& ranks) {
+  State& state = *state_;
+  const VirtualRanks now{static_cast<int>(state.ranks), static_cast<int>(state.rank), static_cast<int>(state.here)};
+  if (now == ranks) return;
+  MANIPLE_REQUIRE(state.here == 1 && now.first < now.total && now.total <= ranks.total &&
+                      VirtualRanks::of(ranks.total, now.first, now.total) == ranks,
+                  "DistributedSampler: rank {} of {} cannot take the virtual ranks {} to {} of {}: they belong to "
+                  "another rank, or to another number of ranks; make the sampler for the ranks of the training (leave "
+                  "num_replicas and rank unset)",
+                  now.first, now.total, ranks.first, ranks.first + ranks.count - 1, ranks.total);
+  state.ranks = static_cast<std::size_t>(ranks.total);
+  state.rank = static_cast<std::size_t>(ranks.first);
+  state.here = static_cast<std::size_t>(ranks.count);
+  state.begin_at(state.epoch, state.stays ? state.start : 0);
+  state.forget_order();
 }
 
 void DistributedSampler::reset(OptionalSize new_size) {
@@ -182,14 +245,28 @@ void DistributedSampler::reset(OptionalSize new_size) {
 
 DistributedSampler::OptionalBatch DistributedSampler::next(std::size_t batch_size) {
   MANIPLE_REQUIRE(batch_size > 0, "DistributedSampler: a batch size of 0");
-  std::size_t& position = state_->position;
-  const std::size_t count = std::min(batch_size, local_size() - position);
-  state_->drained = count == 0;
+  State& state = *state_;
+  if (state.turn == 0) state.turn_samples = batch_size;
+  MANIPLE_REQUIRE(
+      batch_size == state.turn_samples,
+      "DistributedSampler: a batch of {} samples, and virtual rank {} got {} in this turn; the virtual ranks "
+      "of a turn get batches of the same size",
+      batch_size, state.rank + state.turn - 1, state.turn_samples);
+  const std::size_t all = state.size_of(state.turn);
+  const std::size_t count = std::min(batch_size, all - std::min(all, state.position));
+  state.drained = count == 0;
   if (count == 0) return {};
-  state_->prepare();
+  state.prepare();
   std::vector<std::size_t> batch(count);
-  for (std::size_t& index : batch) index = state_->index(position++);
-  state_->ahead.push_back(count);
+  std::size_t position = state.position;
+  for (std::size_t& index : batch) index = state.index(state.turn, position++);
+  state.handed_out += count;
+  const bool ends_turn = ++state.turn == state.here;
+  state.ahead.push_back({count, ends_turn ? count : 0});
+  if (ends_turn) {
+    state.turn = 0;
+    state.position += batch_size;
+  }
   return batch;
 }
 
@@ -201,7 +278,8 @@ void DistributedSampler::batch_done() {
       "DistributedSampler: a batch is counted as done, but all {} samples that were handed out in this pass "
       "are counted already; is it counted twice, or does the loader have another sampler?",
       state_->done);
-  state_->done += state_->ahead.front();
+  state_->done += state_->ahead.front().samples;
+  state_->done_each += state_->ahead.front().ends_turn;
   state_->ahead.pop_front();
   state_->counts = true;
 }
@@ -212,15 +290,15 @@ void DistributedSampler::loop_ended() { state_->ended = true; }
 DistributedSampler::Cursor DistributedSampler::cursor() const {
   const State& state = *state_;
   if (state.over()) return {state.epoch + 1, 0};
-  MANIPLE_REQUIRE(state.counts || state.position == 0,
+  MANIPLE_REQUIRE(state.counts || state.handed_out == 0,
                   "DistributedSampler: {} samples were handed out, but no batch was counted as done, so there is no "
                   "cursor; write the loop as `for (auto& batch : sampler.counting(*loader))`, or call batch_done() "
                   "after each batch",
-                  state.position);
+                  state.handed_out);
   // A rank that has finished its part has reached the end: the rest of the epoch is dropped or belongs to other ranks.
   const std::size_t all = local_size();
   if (all > 0 && state.done == all) return {state.epoch, state.size};
-  return {state.epoch, state.start + state.done * state.ranks};
+  return {state.epoch, state.start + state.done_each * state.ranks};
 }
 
 void DistributedSampler::seek(Cursor cursor) {

@@ -1,6 +1,5 @@
 #include "train/data_parallel/replica_threads.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 
 #include "comm/base/check.h"
 #include "comm/base/fork_safe_mutex.h"
+#include "train/open_blas.h"
 #include "train/tensor/exception_text.h"
 #include "train/tensor/torch_compat.h"
 #include <maniple/train/data_parallel.h>
@@ -57,23 +57,6 @@ class BlasThreads {
   BlasThreads& operator=(const BlasThreads&) = delete;
 };
 
-/// Looks up a function in whichever library LibTorch loaded; null if none has this name.
-template <class Function>
-Function* loaded(const char* name) {
-  return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));
-}
-
-struct OpenBlas {
-  int (*get)() = loaded<int()>("openblas_get_num_threads");
-  void (*set)(int) = loaded<void(int)>("openblas_set_num_threads");
-  int (*kind)() = loaded<int()>("openblas_get_parallel");  // 0: no threads, 1: its own, 2: OpenMP threads
-  bool has_threads() const { return get != nullptr && set != nullptr && kind != nullptr && kind() == 1; }
-};
-const OpenBlas& open_blas() {
-  static const OpenBlas functions;
-  return functions;
-}
-
 ForkSafeMutex blas_mutex;
 int blas_scopes = 0, blas_threads_before = 0;
 
@@ -81,8 +64,8 @@ void use_intra_op_threads(int threads) {
   thread_local int current = 0;
   if (current == threads) return;
   at::get_num_threads();  // a thread's first operation sets the process-wide number; get that done first
-  static auto* const openmp = loaded<void(int)>("omp_set_num_threads");
-  static auto* const mkl = loaded<int(int)>("MKL_Set_Num_Threads_Local");
+  static auto* const openmp = loaded_function<void(int)>("omp_set_num_threads");
+  static auto* const mkl = loaded_function<int(int)>("MKL_Set_Num_Threads_Local");
   if (openmp != nullptr) openmp(threads);
   if (mkl != nullptr) mkl(threads);
   current = threads;

@@ -81,6 +81,7 @@ struct Parameter {
   bool expected = true;      ///< static_graph: got a gradient in the first backward
   bool used = true;          ///< find_unused_parameters, static_graph: got a gradient on any rank
   bool accumulated = false;  ///< got a gradient under no_sync since the last synchronised backward
+  bool kept = false;         ///< the same, and Reducer::keep_gradients() has taken it
 
   // State of the backward under way.
   enum class Gradient : std::uint8_t {

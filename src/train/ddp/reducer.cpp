@@ -75,11 +75,11 @@ Reducer::Reducer(TensorSource source, DdpOptions options)
   delayed_.emplace(options_, parameters_, buckets_);
 }
 
-// Waits for steps in flight: they use this object.
+// Waits for steps and exchanges in flight: they use this object.
 Reducer::~Reducer() {
   for (Bucket& bucket : buckets_) {
     const bool under_way = bucket.work.valid() && !bucket.work.done();
-    if (under_way && bucket.claimed && bucket.claimed->exchange(true)) wait_for_leftover(bucket);
+    if (under_way && (tree_ || (bucket.claimed && bucket.claimed->exchange(true)))) wait_for_leftover(bucket);
   }
 }
 
@@ -135,6 +135,7 @@ void Reducer::set_weight(double weight) {
 }
 
 void Reducer::register_hook(CommHook hook) {
+  MANIPLE_REQUIRE(!tree_, "DistributedDataParallel: a communication hook cannot be combined with virtual_ranks");
   MANIPLE_REQUIRE(buckets_.empty() && !computes(),
                   "DistributedDataParallel: a communication hook is registered before the first backward");
   MANIPLE_REQUIRE(hook_ == nullptr, "DistributedDataParallel: there is a communication hook already");
@@ -143,6 +144,7 @@ void Reducer::register_hook(CommHook hook) {
 }
 
 void Reducer::make_optimizers(const OptimizerFactory& make) {
+  MANIPLE_REQUIRE(!tree_, "DistributedDataParallel: apply_optimizer_in_backward cannot be combined with virtual_ranks");
   MANIPLE_REQUIRE(make != nullptr, "DistributedDataParallel: apply_optimizer_in_backward needs a function");
   MANIPLE_REQUIRE(buckets_.empty() && !computes(),
                   "DistributedDataParallel: apply_optimizer_in_backward is called before the first backward");
@@ -252,6 +254,11 @@ void Reducer::begin() {
   reset();
   delayed_->begin_backward();
   if (const std::string error = added_parameter(); !error.empty()) fail(error);
+  if (tree_ && !tree_->is_last_turn()) {
+    fail(
+        "a backward outside Trainer::fit: this module is trained over virtual ranks, whose gradients are averaged once "
+        "per step");
+  }
   if (!active_.started()) return;
   active_.exchange(true);
   begin_to_average();
@@ -289,7 +296,10 @@ void Reducer::require_used() {
   for (const Parameter& parameter : parameters_) {
     if (!parameter.ready() && parameter.expected) unused.push_back(&parameter);
   }
-  if (unused.empty()) return;
+  if (!unused.empty()) fail_unused(unused);
+}
+
+void Reducer::fail_unused(const std::vector<const Parameter*>& unused) {
   fail(format_text("no gradient in this backward on rank {} for parameters {}; {}", group_->rank(), names_of(unused),
                    options_.static_graph
                        ? "they had one in the first backward, so the graph is not static: use "
@@ -313,8 +323,9 @@ void Reducer::finish() {
 void Reducer::end() {
   for (Parameter& parameter : parameters_) {
     parameter.saved = torch::Tensor();
-    if (!shadows()) parameter.accumulated = false;
+    if (!shadows()) parameter.accumulated = parameter.kept = false;
   }
+  if (tree_) tree_->clear();
   backward_ = Backward::none;
 }
 
@@ -345,7 +356,8 @@ void Reducer::copy_buffers() {
 std::vector<bool> Reducer::used_here() const {
   std::vector<bool> used;
   for (const Parameter& parameter : parameters_) {
-    used.push_back(parameter.ready() || (parameter.accumulated && !shadows() && parameter.tensor.grad().defined()));
+    used.push_back(parameter.ready() || parameter.kept ||
+                   (parameter.accumulated && !shadows() && parameter.tensor.grad().defined()));
   }
   return used;
 }
@@ -393,6 +405,7 @@ void Reducer::wait_for_leftover(Bucket& bucket) noexcept {
 
 void Reducer::start_uneven_inputs(const ActiveRanks::Mode& mode) {
   MANIPLE_REQUIRE(!computes(), "with_uneven_inputs: called inside a backward");
+  MANIPLE_REQUIRE(!tree_, "with_uneven_inputs: cannot be combined with virtual_ranks, which have equal inputs");
   active_.start(mode);
 }
 

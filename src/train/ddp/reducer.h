@@ -26,9 +26,12 @@
 // batches *shadows* the others: it makes the same calls with zeros. The first active rank then takes the role of rank
 // 0.
 //
+// With virtual ranks (tree_average.h) only the last virtual rank of a rank has a synchronised backward. The others run
+// theirs under no_sync, and keep_gradients() takes their gradients.
+//
 // Related files: bucket.h (which gradients share a bucket, its memory, when it is averaged), parameter.h (also copies
 // buffers), delayed_gradients.h, active_ranks.h, stopwatch.h (statistics). reducer.cpp has the course of a backward,
-// reducer_average.cpp the course of a bucket.
+// reducer_average.cpp the course of a bucket, reducer_virtual_ranks.cpp what virtual ranks add.
 #pragma once
 
 #include <cstdint>
@@ -45,6 +48,7 @@
 #include "train/ddp/delayed_gradients.h"
 #include "train/ddp/parameter.h"
 #include "train/ddp/stopwatch.h"
+#include "train/ddp/tree_average.h"
 #include "train/tensor/device.h"
 #include <maniple/train/ddp.h>
 
@@ -71,6 +75,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<torch::Tensor> trained_parameters() const;
   void pause() noexcept { ++paused_; }
   void resume() noexcept { --paused_; }
+
+  /// Averages over virtual ranks from now on. Throws InvalidArgument, before anything is changed, if that cannot be
+  /// combined with the options or with what was called before.
+  void use_virtual_ranks(int total);
+  /// After the backward of a virtual rank under no_sync: takes its gradients.
+  void keep_gradients();
+  void drop_kept() noexcept;
 
   // For with_uneven_inputs: uneven_inputs.cpp.
   void start_uneven_inputs(const ActiveRanks::Mode& mode);
@@ -113,6 +124,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void reset();
   void cancel(Bucket& bucket) noexcept;
   void require_used();
+  [[noreturn]] void fail_unused(const std::vector<const Parameter*>& unused);
   std::vector<bool> used_here() const;
   std::vector<torch::Tensor> find_buffers();
   void copy_buffers();
@@ -154,6 +166,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<Bucket> buckets_;  // empty until lay_out()
   SideStream side_;              // for buckets on GPUs; destroyed before the buckets
   std::optional<DelayedGradients> delayed_;
+  std::optional<TreeAverage> tree_;  // with virtual ranks
   ActiveRanks active_;
   Graph graph_ = Graph::unknown;
 

@@ -106,7 +106,15 @@ void Reducer::average_all() {
     exchange_used(*group_, parameters_, used_here());
     if (options_.static_graph) learn_graph();
   }
-  for (Bucket& bucket : buckets_) wait_for(bucket);
+  for (Bucket& bucket : buckets_) {
+    wait_for(bucket);
+    if (!tree_) continue;
+    const auto from = Stopwatch::Clock::now();
+    tree_->finish(bucket);
+    const auto now = Stopwatch::Clock::now();
+    watch_.communicated(from, now);
+    watch_.waited(now - from);
+  }
   side_.join();
   for (Bucket& bucket : buckets_) {
     if (!bucket.finalized) finalize(bucket);
@@ -174,6 +182,8 @@ void Reducer::launch(Bucket& bucket) {
     GradBucket given = bucket.for_hook();
     CommContext comm(group_, async);
     bucket.work = hook_(given, comm);
+  } else if (tree_) {
+    bucket.work = tree_->launch(bucket, async);
   } else if (async) {
     bucket.work = group_->all_reduce(bucket.buffer(), ReduceOp::avg, {.async_op = true}, public_place());
   } else {

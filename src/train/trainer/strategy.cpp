@@ -22,9 +22,10 @@ TrainerStrategy::TrainerStrategy(Given given, std::shared_ptr<ProcessGroup> worl
 }
 TrainerStrategy::~TrainerStrategy() = default;
 
-std::unique_ptr<TrainerStrategy> TrainerStrategy::make(const Strategy& choice, Given given) {
+std::unique_ptr<TrainerStrategy> TrainerStrategy::make(const TrainerOptions& options, Given given) {
   MANIPLE_REQUIRE(given.model.module, "Trainer: the model is null");
-  return std::visit([&](const auto& one) { return trainer::make(one, std::move(given)); }, choice);
+  if (options.virtual_ranks != 0) return trainer::make_over_virtual_ranks(options, std::move(given));
+  return std::visit([&](const auto& one) { return trainer::make(one, std::move(given)); }, options.strategy);
 }
 
 void TrainerStrategy::require_usable(const detail::TrainerData& data) const {

@@ -28,7 +28,7 @@ class TrainerStrategy {
   using Scaled = std::function<torch::Tensor(const torch::Tensor&)>;
 
   /// Collective. Throws InvalidArgument, before anything is changed, if the strategy cannot train `given`.
-  static std::unique_ptr<TrainerStrategy> make(const Strategy& choice, Given given);
+  static std::unique_ptr<TrainerStrategy> make(const TrainerOptions& options, Given given);
   /// `averaged_over`: the ranks of DistributedDataParallel; null if it is not used.
   TrainerStrategy(Given given, std::shared_ptr<ProcessGroup> world, std::shared_ptr<ProcessGroup> averaged_over = {},
                   DdpOptions ddp = {});
@@ -36,7 +36,9 @@ class TrainerStrategy {
 
   const std::shared_ptr<ProcessGroup>& world() const noexcept { return world_; }  ///< null: this process alone
   int ranks() const { return world_ ? world_->size() : 1; }
-  virtual int data_ranks() const { return ranks(); }    ///< how many ranks have different batches
+  virtual int data_ranks() const { return ranks(); }  ///< how many ranks have different batches
+  /// The virtual ranks of this rank; null without virtual ranks.
+  virtual const VirtualRanks* virtual_ranks() const { return nullptr; }
   virtual bool reports() const { return true; }         ///< whether this rank's metrics count
   virtual bool divides_model() const { return false; }  ///< if true, no rank can save the model alone
   /// The ranks that have different batches and communicate in forward, also in an evaluation in which some have fewer
@@ -49,11 +51,23 @@ class TrainerStrategy {
   virtual torch::optim::Optimizer& optimizer() { return given_.optimizer; }  ///< the optimizer that steps
   detail::DdpBase* ddp() const noexcept { return ddp_.get(); }  ///< null if DistributedDataParallel is not used
 
-  /// Throws InvalidArgument if the strategy cannot compute the loss of such data.
+  /// Called when fit() or evaluate() begins; it keeps the result until it ends.
+  virtual std::shared_ptr<void> begin() { return nullptr; }
+  /// Throws InvalidArgument if the strategy cannot compute the loss of such data. With virtual ranks, divides the data
+  /// over them.
   virtual void require_usable(const detail::TrainerData& data) const;
   /// Collective over same_batches(). Throws InvalidArgument on all these ranks if their batches differ.
   void require_same_batch(const detail::TrainerBatch& batch) const;
   virtual Accumulation accumulation(int batches);
+  /// Called with each batch of a training, and verifies once that all ranks compute the same from the same batch.
+  /// Collective.
+  virtual void verify_bits(const detail::TrainerBatch&) {}
+  /// Called before the first batch of a step.
+  virtual void begin_step() {}
+  /// Called before and after the forward of a batch, and in training its backward. `turn` counts the batches of a step
+  /// on this rank.
+  virtual void begin_batch(std::int64_t /*step*/, int /*turn*/) {}
+  virtual void end_batch() {}
   /// Runs forward, with a graph if grad mode is on.
   virtual torch::Tensor loss_of(const detail::TrainerBatch& batch, Metrics& metrics);
   /// Runs forward and backward. Returns the loss, detached and unscaled.
@@ -64,6 +78,10 @@ class TrainerStrategy {
   /// step or a save. give_options() copies them back, after a load.
   virtual void take_options() {}
   virtual void give_options() {}
+  /// What the bits of the results depend on, for checkpoints; empty if the strategy promises nothing.
+  virtual std::string bits_text() const { return {}; }
+  /// Throws InvalidArgument if the checkpoint was saved under conditions that give other bits.
+  virtual void load_bits_text(const std::string&) {}
   /// Which values are not finite on this rank when it computes the batch; empty if all are. Collective; gradients are
   /// undefined afterwards.
   virtual std::string nonfinite_in(const detail::TrainerBatch& batch);
@@ -87,6 +105,7 @@ std::unique_ptr<TrainerStrategy> make(const strategy::Zero1& choice, TrainerStra
 std::unique_ptr<TrainerStrategy> make(const strategy::FullySharded& choice, TrainerStrategy::Given given);
 std::unique_ptr<TrainerStrategy> make(const strategy::TensorParallel& choice, TrainerStrategy::Given given);
 std::unique_ptr<TrainerStrategy> make(const strategy::Pipeline& choice, TrainerStrategy::Given given);
+std::unique_ptr<TrainerStrategy> make_over_virtual_ranks(const TrainerOptions& options, TrainerStrategy::Given given);
 
 /// `given`, or the default group if `given` is null; null if there is neither.
 std::shared_ptr<ProcessGroup> group_or_default(const std::shared_ptr<ProcessGroup>& given);

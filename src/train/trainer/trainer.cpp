@@ -51,6 +51,7 @@ struct Trainer::Impl {
         options(checked(std::move(given))),
         strategy(made_strategy(std::move(model), o, options)),
         group(strategy->world()),
+        metrics(strategy->virtual_ranks() != nullptr ? static_cast<std::size_t>(strategy->virtual_ranks()->count) : 1),
         accumulation(strategy->accumulation(options.accumulate)),
         best_so_far({.patience = options.patience > 0 ? options.patience : std::numeric_limits<int>::max(),
                      .min_delta = options.min_delta,
@@ -59,7 +60,7 @@ struct Trainer::Impl {
     if (options.lr) {
       for (auto& parameters : optimizer.param_groups()) rates.push_back(parameters.options().get_lr());
     }
-    metrics.add("loss", 0.0, 0);  // the first metric of a row
+    for (Metrics& part : metrics) part.add("loss", 0.0, 0);  // the first metric of a row
     if (options.checkpoint.folder.empty()) return;
     options.checkpoint.group = group;
     options.checkpoint.sharded = options.checkpoint.sharded || strategy->divides_model();
@@ -91,14 +92,14 @@ struct Trainer::Impl {
   static std::unique_ptr<TrainerStrategy> made_strategy(detail::TrainerModel model, torch::optim::Optimizer& optimizer,
                                                         const TrainerOptions& options) {
     const PublicCall call("the constructor of Trainer, which all ranks call");
-    return TrainerStrategy::make(options.strategy, {std::move(model), optimizer, options.autocast});
+    return TrainerStrategy::make(options, {std::move(model), optimizer, options.autocast});
   }
 
   // ---- State kept in checkpoints ---------------------------------------------------------------------------------
 
   std::string state_text() const {
-    return format_text("epoch {} batch {} step {} samples {} ranks {}", state.epoch, state.batch, state.step,
-                       state.samples, strategy->data_ranks());
+    return format_text("epoch {} batch {} step {} samples {} ranks {}\n{}", state.epoch, state.batch, state.step,
+                       state.samples, strategy->data_ranks(), strategy->bits_text());
   }
   void load_state(const std::string& text) {
     std::istringstream in(text);
@@ -114,6 +115,8 @@ struct Trainer::Impl {
         "data has no cursor that could divide the rest anew; resume with {} such ranks, or train on "
         "maniple::sampled(loader, sampler)",
         saved_ranks, strategy->data_ranks(), saved_ranks);
+    const std::size_t line = text.find('\n');
+    if (line != std::string::npos) strategy->load_bits_text(text.substr(line + 1));
     state = saved;
   }
   void save() {
@@ -131,6 +134,13 @@ struct Trainer::Impl {
 
   /// The metrics to which this rank adds: ranks with the same batch count once.
   Metrics& counted(Metrics& kept) { return strategy->reports() ? kept : uncounted; }
+
+  /// The row over `parts`, the metrics of this rank or of each of its virtual ranks.
+  MetricRow total_of(std::vector<Metrics>& parts) const {
+    const VirtualRanks* const own = strategy->virtual_ranks();
+    const int max_parts = own != nullptr ? VirtualRanks::of(own->total, 0, strategy->ranks()).count : 1;
+    return Metrics::all_reduce(parts, static_cast<std::size_t>(max_parts), group, {});
+  }
 
   /// Whether a gradient of the optimizer is not finite on any rank. `norm` is the norm of all gradients, if it is
   /// known.
@@ -187,7 +197,9 @@ struct Trainer::Impl {
       ++state.step;
       return;
     }
-    if (norm.defined()) metrics.add("grad_norm", norm);
+    // All ranks have the same norm; added once, its mean over any number of ranks has the same bits.
+    if (norm.defined() && (strategy->virtual_ranks() == nullptr || strategy->virtual_ranks()->first == 0))
+      metrics.front().add("grad_norm", norm);
     strategy->take_options();
     if (scaler.step) {
       scaler.step(strategy->optimizer());
@@ -201,31 +213,43 @@ struct Trainer::Impl {
   /// Writes a row for the steps since the previous row, if there are any; all ranks have made the same number of steps.
   void write_row() {
     if (std::exchange(rows_step, state.step) == state.step) return;
-    state.train = metrics.all_reduce(group, {});
+    state.train = total_of(metrics);
     log->row("train", state, state.train, rate());
   }
 
   /// Returns whether the training continues after this batch.
   bool train_on(const detail::TrainerBatch& batch) {
-    if (accumulation.pending() == 0) strategy->drop_gradients();
+    const bool divided = strategy->virtual_ranks() != nullptr;
+    strategy->verify_bits(batch);
+    const int turn = accumulation.pending();
+    if (turn == 0) {
+      strategy->drop_gradients();
+      strategy->begin_step();
+    }
+    Metrics& part = metrics[static_cast<std::size_t>(turn) % metrics.size()];
+    strategy->begin_batch(state.step, turn);
     {
       const auto scope = accumulation.step(batch.is_last);
-      state.loss = strategy->backward(batch, counted(metrics), [&](const torch::Tensor& loss) {
-        const torch::Tensor part = accumulation.scale(loss, batch.samples);
-        return scaler.scale ? scaler.scale(part) : part;
+      state.loss = strategy->backward(batch, counted(part), [&](const torch::Tensor& loss) {
+        const torch::Tensor scaled = divided ? loss : accumulation.scale(loss, batch.samples);
+        return scaler.scale ? scaler.scale(scaled) : scaled;
       });
-      counted(metrics).add("loss", state.loss, batch.samples);
+      counted(part).add("loss", state.loss, batch.samples);
     }
+    strategy->end_batch();
     uncounted.reset();
-    ++state.batch;
-    state.samples += static_cast<std::int64_t>(batch.samples) * strategy->data_ranks();
-    if (!accumulation.ready()) {
-      log->batch(batch.samples);
+    const bool steps = accumulation.ready();
+    if (steps || !divided) {
+      ++state.batch;
+      state.samples += static_cast<std::int64_t>(batch.samples) * strategy->data_ranks();
+    }
+    if (!steps) {
+      if (!divided) log->batch(batch.samples);
       return true;
     }
     step_optimizer(batch);
     if (state.step % options.log_every == 0) write_row();
-    log->batch(batch.samples);
+    log->batch(divided ? batch.samples * strategy->data_ranks() / strategy->ranks() : batch.samples);
     if (options.schedule) options.schedule();
     if (options.on_step) options.on_step(state);
     if (evaluation != nullptr && options.evaluate_every > 0 && state.step % options.evaluate_every == 0) evaluate_now();
@@ -245,26 +269,29 @@ struct Trainer::Impl {
   // ---- Evaluations -----------------------------------------------------------------------------------------------
 
   MetricRow judge(const detail::TrainerData& data) {
+    const auto scope = strategy->begin();
     strategy->require_usable(data);
     const torch::NoGradGuard no_grad;
     const ModuleMode mode(strategy->module(), false);
-    Metrics judged;
-    judged.add("loss", 0.0, 0);
+    std::vector<Metrics> judged(metrics.size());
+    for (Metrics& part : judged) part.add("loss", 0.0, 0);
     const auto compute = [&](const detail::TrainerBatch& batch, Metrics& to) {
       to.add("loss", strategy->loss_of(batch, to), batch.samples);
       uncounted.reset();
     };
     Rounds rounds(strategy->forward_group());
-    bool is_first = true;
+    std::size_t batches = 0;
     data.pass(0, rounds.together(), [&](const detail::TrainerBatch& batch) {
-      if (std::exchange(is_first, false)) strategy->require_same_batch(batch);
+      if (batches == 0) strategy->require_same_batch(batch);
       rounds.begin();
-      compute(batch, counted(judged));
+      const std::size_t turn = batches % judged.size();
+      strategy->begin_batch(static_cast<std::int64_t>(batches++ / judged.size()), static_cast<int>(turn));
+      compute(batch, counted(judged[turn]));
       while (batch.is_last && rounds.others_go_on()) compute(batch, uncounted);
       return true;
     });
     rounds.end();
-    return judged.all_reduce(group, {});
+    return total_of(judged);
   }
 
   void evaluate_now() {
@@ -293,7 +320,7 @@ struct Trainer::Impl {
   void train_epoch() {
     if (train->set_epoch) train->set_epoch(state.epoch);
     cursor.clear();
-    const std::size_t batches = train->batches ? train->batches() : 0;
+    const std::size_t batches = train->batches ? train->batches() / metrics.size() : 0;
     log->begin_epoch(state, options.epochs, train->cursor && batches > 0 ? state.batch + batches : batches);
     accumulation.reset();
     bool is_first = true;
@@ -316,6 +343,7 @@ struct Trainer::Impl {
     MANIPLE_REQUIRE(options.patience == 0 || evaluation != nullptr,
                     "Trainer: patience {} needs evaluations: give fit() data for them as its second argument",
                     options.patience);
+    const auto scope = strategy->begin();
     for (const detail::TrainerData* data : {train, evaluation}) {
       if (data != nullptr) strategy->require_usable(*data);
     }
@@ -349,11 +377,11 @@ struct Trainer::Impl {
   TrainerOptions options;
   std::unique_ptr<TrainerStrategy> strategy;
   std::shared_ptr<ProcessGroup> group;  ///< null: this process alone
+  std::vector<Metrics> metrics;         ///< since the previous row; one, or one for each virtual rank of this rank
   Accumulation accumulation;
   EarlyStopping best_so_far;
   detail::TrainerScaler scaler;  ///< empty functions if there is no GradScaler
   std::vector<double> rates;     ///< rates of the optimizer's groups at the beginning, for options.lr
-  Metrics metrics;               ///< since the previous row
   Metrics uncounted;             ///< metrics of batches that other ranks count
   std::int64_t rows_step = 0;    ///< the step of the previous row
   TrainerState state;
