@@ -328,6 +328,13 @@ auto Session::take(const std::string& topic, int maker, Deadline deadline, const
   } catch (const Aborted&) {
     abort.check();
     throw;
+  } catch (const SystemError& error) {
+    abort.check();
+    const int code = error.info().code;
+    if (code != ECONNREFUSED && code != ECONNRESET && code != EPIPE) throw;
+    throw PeerLost(
+        fmt::format("{} has ended before it handed over shared memory: {}", peer(maker).describe(maker), error.what()),
+        maker, LossKind::left_or_ended);
   } catch (const Timeout& error) {
     const double waited = std::chrono::duration<double>(Deadline::Clock::now() - began).count();
     throw Timeout(fmt::format("{}: waited {:.1f} s for {}", error.what(), waited, peer(maker).describe(maker)), {maker},
