@@ -23,8 +23,11 @@ Clock::duration from_seconds(double value) {
 
 }  // namespace
 
+// A rank that takes this one for the leader may be lost before the leader hears of it.
 void Core::lose(int peer, const std::string& why) {
-  mark_lost(peer, fmt::format("{} is lost: {}", member(peer).name, why));
+  const std::string text = fmt::format("{} is lost: {}", member(peer).name, why);
+  mark_lost(peer, text);
+  if (!is_leader()) send(leader_, Lost{.rank = peer, .text = text});
 }
 
 // A rank that was known to be gone may turn out to be lost: another rank knew how it ended.
