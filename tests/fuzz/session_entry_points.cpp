@@ -36,7 +36,11 @@ std::vector<std::string> control_seeds() {
       Compare{.rank = 3, .seq = 12, .group = "world"},
       CallPending{.rank = 3, .seq = 12, .group = "world"},
       QueryAlive{},
-      Alive{}};
+      Alive{},
+      Shrink{.rank = 3, .seq = 1, .group = "world", .made = true, .members = {0, 3}},
+      Survivors{.seq = 1, .group = "world", .confirmed = true, .members = {0, 3}},
+      CancelShrink{.rank = 3, .group = "world"},
+      Missing{.group = "world", .members = {0, 3}}};
   std::vector<std::string> seeds = {""};
   for (const Message& message : messages) seeds.push_back(detector::encode(message).substr(4));
   return seeds;

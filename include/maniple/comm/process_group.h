@@ -122,6 +122,16 @@ class ProcessGroup {
                                       const CallOptions& call = {},
                                       const SourceLocation& where = SourceLocation::current());
 
+  /// Creates a group of the members that survive, in the same order, after this group has failed. Collective over the
+  /// survivors: all ranks that have neither died nor left. If this group has not failed yet, the call makes it fail, so
+  /// that ranks in one of its operations get `Aborted` and can call shrink() as well. All survivors get the same group,
+  /// even if more ranks die meanwhile; a rank that dies later makes the new group fail, and shrink() of the new group
+  /// repairs that. This group stays failed. Throws `Timeout`, naming the survivors that have not called it, and
+  /// `Unsupported` with other backends than native. May be called from several ranks at different times; not together
+  /// with other calls on this group.
+  std::shared_ptr<ProcessGroup> shrink(const GroupOptions& options = {}, const CallOptions& call = {},
+                                       const SourceLocation& where = SourceLocation::current());
+
   // ---- Collectives ---------------------------------------------------------------------------------------------
 
   /// Copies the root's buffer to all ranks.

@@ -75,6 +75,9 @@ class detail::GroupImpl {
   bool is_member() const noexcept { return facts_.topology.rank >= 0; }
   Backend& backend() noexcept { return *backend_; }
   AbortSignal& abort_signal() noexcept { return *abort_; }
+  /// The round of this rank's last shrink(): survivors.h.
+  std::uint64_t last_shrink() const noexcept { return last_shrink_; }
+  void set_last_shrink(std::uint64_t round) noexcept { last_shrink_ = round; }
   Store& store() noexcept { return *store_; }
   const Recorder& recorder() const noexcept { return *recorder_; }
 
@@ -230,6 +233,7 @@ class detail::GroupImpl {
   std::atomic<bool> busy_{false};
   std::atomic<int> queued_{0};
   std::uint64_t seq_ = 0;  // guarded by busy_
+  std::uint64_t last_shrink_ = 0;
   mutable Mutex departures_mutex_;
   /// Departed ranks, and the last call of each.
   std::map<int, std::uint64_t> departures_ MANIPLE_GUARDED_BY(departures_mutex_);

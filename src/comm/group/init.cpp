@@ -284,4 +284,55 @@ std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const Grou
   return make_group(*impl_, name, ranks, options, deadline);
 }
 
+namespace {
+
+/// Whether another attempt with fewer ranks may succeed.
+bool may_shrink_further(const Error& error) {
+  return error.kind() == ErrorKind::peer_lost || error.kind() == ErrorKind::aborted;
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup> ProcessGroup::shrink(const GroupOptions& options, const CallOptions& call_options,
+                                                   const SourceLocation& where) {
+  const CallOptions call = called_at(call_options, where);
+  require_member("shrink");
+  require_good(options, "shrink");
+  const GroupFacts& facts = impl_->facts();
+  if (facts.backend != "native") {
+    throw Unsupported(
+        fmt::format("shrink: group {} has the backend {}; only native groups can shrink", facts.name, facts.backend));
+  }
+  const Deadline deadline = Deadline::after(impl_->limit(call));
+  if (!impl_->abort_signal().raised()) abort(fmt::format("rank {} called shrink()", rank()));
+  detector::Shrink request{.rank = facts.session->rank(), .seq = impl_->last_shrink(), .group = facts.name};
+  for (const auto& member : facts.topology.members) request.members.push_back(member.global_rank);
+  MANIPLE_REQUIRE(request.members.size() <= detector::kMaxMembers,
+                  "shrink: a group of {} ranks; at most {} are possible", request.members.size(),
+                  detector::kMaxMembers);
+  const auto make = [&](const detector::Survivors& decision) {
+    std::vector<int> ranks;
+    for (int r = 0; r < size(); ++r) {
+      if (has(decision.members, request.members[static_cast<std::size_t>(r)])) ranks.push_back(r);
+    }
+    impl_->set_last_shrink(decision.seq);
+    return make_group(*impl_, fmt::format("{}/survivors-{}", facts.name, decision.seq), ranks, options, deadline);
+  };
+  // Threads of one process end together, so all are survivors.
+  if (!facts.session->has_failure_detector()) return make({.seq = request.seq + 1, .members = request.members});
+  std::shared_ptr<ProcessGroup> made;
+  for (;;) {
+    const detector::Survivors decision = facts.session->survivors_of(request, deadline);
+    if (decision.confirmed && made && decision.seq == request.seq) return made;
+    made.reset();
+    request.seq = decision.seq;
+    try {
+      made = make(decision);
+    } catch (const Error& error) {
+      if (!may_shrink_further(error)) throw;
+    }
+    request.made = made != nullptr;
+  }
+}
+
 }  // namespace maniple

@@ -9,13 +9,14 @@
 namespace maniple::detector {
 
 Core::Core(int rank, std::vector<Member> members, double heartbeat_s)
-    : rank_(rank), members_(std::move(members)), heartbeat_s_(heartbeat_s), mismatches_(rank) {}
+    : rank_(rank), members_(std::move(members)), heartbeat_s_(heartbeat_s), mismatches_(rank), survivors_(rank) {}
 
 void Core::handle(Event event, Time now, Effects& effects) {
   now_ = now;
   effects_ = &effects;
   std::visit([this](auto& it) { on(std::move(it)); }, event);
   broadcast_finished();
+  decide_survivors();
   set_wake();
   effects_ = nullptr;
 }
@@ -70,6 +71,7 @@ void Core::link(int peer) {
 bool Core::unlink(int peer) {
   awaited_.erase(peer);
   mismatches_.forget(peer);
+  survivors_.forget(peer);
   return links_.erase(peer) != 0;
 }
 
@@ -114,6 +116,7 @@ void Core::on(Dialed event) {
     known.seq = 0;  // nobody needs to be queried again
     send(event.to, std::move(known));
   }
+  for (Message& message : survivors_.report()) send(event.to, std::move(message));
 }
 
 void Core::on(DialFailed event) {

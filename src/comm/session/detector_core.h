@@ -17,6 +17,7 @@
 #include "comm/session/detector_effect.h"
 #include "comm/session/mismatch_report.h"
 #include "comm/session/silence.h"
+#include "comm/session/survivors.h"
 
 namespace maniple::detector {
 
@@ -91,11 +92,19 @@ struct AbortHere {
 struct Announce {
   Message message = {};
 };
+/// This rank waits for the survivors of a group.
+struct ShrinkHere {
+  Shrink request = {};
+};
+struct CancelShrinkHere {
+  std::string group = {};
+};
 /// This rank leaves in good order.
 struct Leave {};
 
-using Event = std::variant<Start, Adopted, Dialed, DialFailed, Closed, Received, Heard, Wake, ProbeRefused,
-                           ProcessState, CallFound, ExpectAll, AbortHere, Announce, Leave>;
+using Event =
+    std::variant<Start, Adopted, Dialed, DialFailed, Closed, Received, Heard, Wake, ProbeRefused, ProcessState,
+                 CallFound, ExpectAll, AbortHere, Announce, ShrinkHere, CancelShrinkHere, Leave>;
 
 // The effects are in detector_effect.h.
 
@@ -150,6 +159,8 @@ class Core {
   void on(ExpectAll event);
   void on(AbortHere event);
   void on(Announce event);
+  void on(ShrinkHere event);
+  void on(CancelShrinkHere event);
   void on(Leave);
 
   // ---- Messages
@@ -169,6 +180,10 @@ class Core {
   void take(int from, const CallPending& message);
   void take(int from, const QueryAlive&);
   void take(int from, const Alive&);
+  void take(int from, const Shrink& message);
+  void take(int from, const Survivors& message);
+  void take(int from, const CancelShrink& message);
+  void take(int from, Missing& message);
 
   // ---- Members
   bool cannot_be_about(int from, std::int32_t rank);
@@ -203,6 +218,8 @@ class Core {
   void report_early_aborts();
   void broadcast_abort(const Abort& abort);
   void broadcast_finished();
+  void decide_survivors();
+  bool cannot_be_members(int from, const std::vector<std::int32_t>& ranks);
   void spread_departure(const Departed& message);
   void compare_calls(const Compare& message);
 
@@ -233,6 +250,7 @@ class Core {
   std::map<std::string, Abort> failed_;       // by group: aborts that a leader has passed on
   std::map<std::string, Doubtful> doubtful_;  // on the leader, by group: aborts that await the lost rank's reply
   MismatchReports mismatches_;
+  SurvivorAgreement survivors_;
   std::optional<Dialing> dialing_;
   Time last_beat_{};
   Time last_check_{};

@@ -1,4 +1,5 @@
 // Aborts in the failure detector's core: the leader passes the first one of each group on to all ranks.
+#include <algorithm>
 #include <utility>
 
 #include "comm/session/detector_core.h"
@@ -63,6 +64,61 @@ void Core::compare_calls(const Compare& message) {
 void Core::spread_departure(const Departed& message) {
   for (const auto& [peer, link] : links_) {
     if (peer != message.rank) put(Send{.to = peer, .message = message});
+  }
+}
+
+// ---- Survivors
+
+void Core::on(ShrinkHere event) {
+  if (left_ || excluded_) return;
+  survivors_.request(event.request);
+  if (is_leader()) return survivors_.take(event.request);
+  send(leader_, std::move(event.request));
+}
+
+void Core::on(CancelShrinkHere event) {
+  if (left_ || excluded_) return;
+  survivors_.cancel(event.group);
+  const CancelShrink message{.rank = rank_, .group = event.group};
+  if (!is_leader()) return send(leader_, message);
+  put(ReportMissing{survivors_.take(message, gone_)});
+}
+
+// Ends the connection of a peer that names ranks outside the world.
+bool Core::cannot_be_members(int from, const std::vector<std::int32_t>& ranks) {
+  return std::any_of(ranks.begin(), ranks.end(), [&](std::int32_t rank) { return cannot_be_about(from, rank); });
+}
+
+void Core::take(int from, const Shrink& message) {
+  if (message.rank == from && !cannot_be_members(from, message.members)) survivors_.take(message);
+}
+
+void Core::take(int from, const Survivors& message) {
+  if (cannot_be_members(from, message.members)) return;
+  if (from != leader_) return survivors_.adopt(message);
+  if (survivors_.decided(message)) put(ReportSurvivors{message});
+}
+
+void Core::take(int from, const CancelShrink& message) {
+  if (message.rank == from) send(from, survivors_.take(message, gone_));
+}
+
+void Core::take(int from, Missing& message) {
+  if (from == leader_ && !cannot_be_members(from, message.members)) put(ReportMissing{std::move(message)});
+}
+
+// A decision about this rank comes out as ReportSurvivors, like a decision of another leader.
+void Core::decide_survivors() {
+  if (left_ || excluded_ || !is_leader()) return;
+  Effects decisions;
+  survivors_.decide(gone_, decisions);
+  for (Effect& effect : decisions) {
+    if (const auto* send_effect = std::get_if<Send>(&effect)) {
+      send(send_effect->to, send_effect->message);
+    } else if (const auto* own = std::get_if<ReportSurvivors>(&effect);
+               own != nullptr && survivors_.decided(own->decision)) {
+      put(*own);
+    }
   }
 }
 

@@ -171,6 +171,7 @@ void Core::become_leader() {
     early_.back().origin = rank_;
   }
   report_early_aborts();
+  for (const auto& [group, request] : survivors_.own()) survivors_.take(request);
 }
 
 void Core::schedule_check(Clock::duration delay) {

@@ -52,6 +52,13 @@ struct ReportAborted {
 struct ReportDeparted {
   Departed departed = {};
 };
+// For survivors.h.
+struct ReportSurvivors {
+  Survivors decision = {};
+};
+struct ReportMissing {
+  Missing missing = {};
+};
 // For wait_report.h.
 struct ReportWaiting {
   Waiting waiting = {};
@@ -68,8 +75,9 @@ struct WakeAt {
   Time when{};
 };
 
-using Effect = std::variant<Send, Close, Dial, Probe, ReadProcessState, LookUpCall, ReportLost, ReportGone,
-                            ReportAborted, ReportDeparted, ReportWaiting, LookUpProgress, ReportProgress, WakeAt>;
+using Effect =
+    std::variant<Send, Close, Dial, Probe, ReadProcessState, LookUpCall, ReportLost, ReportGone, ReportAborted,
+                 ReportDeparted, ReportSurvivors, ReportMissing, ReportWaiting, LookUpProgress, ReportProgress, WakeAt>;
 using Effects = std::vector<Effect>;
 
 }  // namespace maniple::detector

@@ -95,6 +95,25 @@ void fields(auto& io, Is<Compare> auto& message) {
   io.flag(message.arguments);
   io.ranks(message.members);
 }
+void fields(auto& io, Is<Shrink> auto& message) {
+  call_fields(io, message);
+  io.flag(message.made);
+  io.ranks(message.members);
+}
+void fields(auto& io, Is<Survivors> auto& message) {
+  io.number(message.seq);
+  io.text(message.group, kMaxGroup);
+  io.flag(message.confirmed);
+  io.ranks(message.members);
+}
+void fields(auto& io, Is<CancelShrink> auto& message) {
+  io.number(message.rank);
+  io.text(message.group, kMaxGroup);
+}
+void fields(auto& io, Is<Missing> auto& message) {
+  io.text(message.group, kMaxGroup);
+  io.ranks(message.members);
+}
 void fields(auto& io, Is<Abort> auto& message) {
   call_fields(io, message);
   io.error(message.error);

@@ -100,9 +100,36 @@ struct CallPending {
 };
 struct QueryAlive {};
 struct Alive {};
+/// `rank` waits for the survivors of `group`: survivors.h. Its last round is number `seq` (0: none), whose group it has
+/// `made` or not.
+struct Shrink {
+  std::int32_t rank = -1;
+  std::uint64_t seq = 0;
+  std::string group = {};
+  bool made = false;
+  std::vector<std::int32_t> members = {};  ///< of the group
+};
+/// The survivors of `group` in round `seq`. Confirmed: all of them have made the new group.
+struct Survivors {
+  std::uint64_t seq = 0;
+  std::string group = {};
+  bool confirmed = false;
+  std::vector<std::int32_t> members = {};
+};
+/// `rank` does not wait for the survivors of `group` any more. The reply is Missing.
+struct CancelShrink {
+  std::int32_t rank = -1;
+  std::string group = {};
+};
+/// The members that other survivors of `group` wait for.
+struct Missing {
+  std::string group = {};
+  std::vector<std::int32_t> members = {};
+};
 
 using Message = std::variant<Heartbeat, Leaving, Lost, Abort, QueryCall, CallReply, Left, Gone, Waiting, QueryProgress,
-                             ProgressReply, Departed, Compare, CallPending, QueryAlive, Alive>;
+                             ProgressReply, Departed, Compare, CallPending, QueryAlive, Alive, Shrink, Survivors,
+                             CancelShrink, Missing>;
 
 std::string encode(const Message& message);  ///< with the length in front; long texts are truncated
 /// Decodes the bytes behind the length. Throws ProtocolError.

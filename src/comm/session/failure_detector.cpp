@@ -61,6 +61,8 @@ struct FailureDetector::Impl : std::enable_shared_from_this<FailureDetector::Imp
   void execute(const detector::ReportGone& report) { events.gone(report.rank); }
   void execute(const detector::ReportAborted& report) { events.aborted(report.abort); }
   void execute(const detector::ReportDeparted& report) { events.departed(report.departed); }
+  void execute(const detector::ReportSurvivors& report) { events.survivors(report.decision); }
+  void execute(const detector::ReportMissing& report) { events.missing(report.missing); }
   void execute(const detector::ReportWaiting& report) { events.waiting(report.waiting); }
   void execute(const detector::LookUpProgress& look) {
     if (auto reply = events.progress(look.query)) send(look.asker, *reply);
@@ -185,6 +187,14 @@ void FailureDetector::announce(const detector::Departed& departed) {
 
 void FailureDetector::announce(const detector::Compare& compare) {
   impl_->loop->post([impl = impl_, compare] { impl->handle(detector::Announce{compare}); });
+}
+
+void FailureDetector::shrink(const detector::Shrink& request) {
+  impl_->loop->post([impl = impl_, request] { impl->handle(detector::ShrinkHere{request}); });
+}
+
+void FailureDetector::cancel_shrink(const std::string& group) {
+  impl_->loop->post([impl = impl_, group] { impl->handle(detector::CancelShrinkHere{group}); });
 }
 
 void FailureDetector::send_to_leader(const detector::Waiting& waiting) { impl_->handle(detector::Announce{waiting}); }

@@ -45,6 +45,9 @@ class FailureDetector {
     std::function<void(int rank)> gone;
     std::function<void(const detector::Abort&)> aborted;
     std::function<void(const detector::Departed&)> departed;
+    /// A leader's decision that answers this rank's request, and the reply to cancel_shrink (survivors.h).
+    std::function<void(const detector::Survivors&)> survivors;
+    std::function<void(const detector::Missing&)> missing;
     /// Returns this rank's call number `seq` in `group`; empty if it has not made that call.
     std::function<RankCall(const std::string& group, std::uint64_t seq)> called;
     /// See wait_report.h.
@@ -69,6 +72,9 @@ class FailureDetector {
   void report_abort(const detector::Abort& abort);
   void announce(const detector::Departed& departed);  ///< to all ranks; any thread
   void announce(const detector::Compare& compare);    ///< to the leader; any thread
+  // See survivors.h. Any thread.
+  void shrink(const detector::Shrink& request);
+  void cancel_shrink(const std::string& group);
 
   // In the event loop's thread.
   void send_to_leader(const detector::Waiting& waiting);        ///< dropped while there is no leader

@@ -119,6 +119,8 @@ void Session::start_failure_detector(Deadline deadline) {
   events.dial = [this](int leader, Deadline limit, int cancel) { return dial_control(leader, limit, cancel); };
   events.aborted = [this](const detector::Abort& message) { on_aborted(message); };
   events.departed = [this](const detector::Departed& message) { on_departed(message); };
+  events.survivors = [this](const detector::Survivors& decision) { on_survivors(decision); };
+  events.missing = [this](const detector::Missing& missing) { on_missing(missing); };
   events.called = [this](const std::string& group, std::uint64_t seq) { return call_of(group, seq); };
   // The callbacks may read waits_ from here on, before it is set.
   const auto waits = [this] {

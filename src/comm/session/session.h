@@ -87,6 +87,9 @@ class Session : public Connector {
   /// group fails. Returns at once. Each rank's CallWatch calls it, too.
   void compare_calls(const std::string& group, std::uint64_t seq);
   bool has_failure_detector() const noexcept { return detector_ != nullptr; }
+  /// Waits until the leader has decided which members of `request.group` survive (survivors.h). Throws Timeout, naming
+  /// the members that it waits for, or PeerLost if the other ranks have declared this one lost.
+  detector::Survivors survivors_of(const detector::Shrink& request, Deadline deadline) MANIPLE_EXCLUDES(mutex_);
 
  private:
   Session(RendezvousResult result, TransportKind transport);
@@ -112,6 +115,8 @@ class Session : public Connector {
   void on_gone(int rank);
   void on_aborted(const detector::Abort& message);
   void on_departed(const detector::Departed& message);
+  void on_survivors(const detector::Survivors& decision);
+  void on_missing(const detector::Missing& missing);
 
   RendezvousResult rendezvous_;
   TransportKind transport_;
@@ -132,6 +137,10 @@ class Session : public Connector {
   PastGroups past_groups_ MANIPLE_GUARDED_BY(mutex_);
   // Aborts of groups that this rank has not made yet.
   std::map<std::string, std::exception_ptr> early_aborts_ MANIPLE_GUARDED_BY(mutex_);
+  // Replies to survivors_of, by group.
+  std::map<std::string, detector::Survivors> survivors_ MANIPLE_GUARDED_BY(mutex_);
+  std::map<std::string, detector::Missing> missing_ MANIPLE_GUARDED_BY(mutex_);
+  CondVar survivors_changed_;  // also when this rank is lost
 
   std::unique_ptr<SegmentBroker> segments_;
   std::unique_ptr<FailureDetector> detector_;

@@ -3,6 +3,8 @@
 #include <map>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "comm/base/error_codec.h"
 #include "comm/session/session.h"
 
@@ -63,6 +65,7 @@ void Session::on_lost(int rank, const std::string& text) {
   {
     const MutexLock lock(mutex_);
     lost_[rank] = text;
+    survivors_changed_.notify_all();
     for (const auto& [name, group] : groups_) {
       for (const int member : group.members) {
         if (member == rank) affected.push_back(group.abort);
@@ -99,6 +102,51 @@ void Session::on_departed(const detector::Departed& message) {
   const MutexLock lock(mutex_);
   const auto it = groups_.find(message.group);
   if (it != groups_.end() && it->second.departed) it->second.departed(message.rank, message.seq);
+}
+
+// ---- Survivors
+
+void Session::on_survivors(const detector::Survivors& decision) {
+  const MutexLock lock(mutex_);
+  survivors_[decision.group] = decision;
+  survivors_changed_.notify_all();
+}
+
+void Session::on_missing(const detector::Missing& missing) {
+  const MutexLock lock(mutex_);
+  missing_[missing.group] = missing;
+  survivors_changed_.notify_all();
+}
+
+detector::Survivors Session::survivors_of(const detector::Shrink& request, Deadline deadline) {
+  const auto since = Deadline::Clock::now();
+  MutexLock lock(mutex_);
+  survivors_.erase(request.group);
+  missing_.erase(request.group);
+  detector_->shrink(request);
+  const auto is_decided = [&]() MANIPLE_REQUIRES(mutex_) {
+    return survivors_.count(request.group) != 0 || lost_.count(rank()) != 0;
+  };
+  if (!survivors_changed_.wait_until(lock, deadline.when(), is_decided)) {
+    detector_->cancel_shrink(request.group);
+    survivors_changed_.wait_until(
+        lock, Deadline::Clock::now() + detector::kVerdictLimit,
+        [&]() MANIPLE_REQUIRES(mutex_) { return is_decided() || missing_.count(request.group) != 0; });
+  }
+  if (const auto it = lost_.find(rank()); it != lost_.end()) throw PeerLost(it->second, rank(), LossKind::failed);
+  if (const auto it = survivors_.find(request.group); it != survivors_.end()) return it->second;
+  const double waited_s = std::chrono::duration<double>(Deadline::Clock::now() - since).count();
+  std::vector<int> awaited;
+  std::string names;
+  if (const auto it = missing_.find(request.group); it != missing_.end()) {
+    awaited.assign(it->second.members.begin(), it->second.members.end());
+    for (const int member : awaited) names += (names.empty() ? "" : ", ") + peer(member).describe(member);
+  }
+  throw Timeout(
+      fmt::format("{:.1f} s have passed, and {} not called shrink(): each survivor of group {} has to, or leave",
+                  waited_s, names.empty() ? "some survivors have" : names + (awaited.size() > 1 ? " have" : " has"),
+                  request.group),
+      std::move(awaited), waited_s);
 }
 
 void Session::announce_departure(const std::string& group, std::uint64_t seq) {

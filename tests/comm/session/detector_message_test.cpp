@@ -36,7 +36,11 @@ std::vector<Message> samples() {
       Compare{.rank = 1023, .seq = kSeq, .group = "world/2.1", .arguments = false, .members = {3, 0, 1023}},
       CallPending{.rank = 1023, .seq = kSeq, .group = "world/2.1"},
       QueryAlive{},
-      Alive{}};
+      Alive{},
+      Shrink{.rank = 1023, .seq = kSeq, .group = "world/2.1", .made = true, .members = {3, 0, 1023}},
+      Survivors{.seq = kSeq, .group = "world/2.1", .confirmed = true, .members = {3, 1023}},
+      CancelShrink{.rank = 1023, .group = "world/2.1"},
+      Missing{.group = "world/2.1", .members = {3, 1023}}};
 }
 
 TEST(DetectorMessage, EveryKindDecodesToItself) {
@@ -67,6 +71,14 @@ TEST(DetectorMessage, FieldsArriveInTheirPlaces) {
   const Compare compare = again(std::get<Compare>(samples()[12]));
   EXPECT_FALSE(compare.arguments);
   EXPECT_EQ(compare.members, (std::vector<std::int32_t>{3, 0, 1023}));
+  const Shrink shrink = again(std::get<Shrink>(samples()[16]));
+  EXPECT_TRUE(shrink.made);
+  EXPECT_EQ(shrink.members, (std::vector<std::int32_t>{3, 0, 1023}));
+  const Survivors survivors = again(std::get<Survivors>(samples()[17]));
+  EXPECT_EQ(survivors.seq, kSeq);
+  EXPECT_TRUE(survivors.confirmed);
+  EXPECT_EQ(survivors.members, (std::vector<std::int32_t>{3, 1023}));
+  EXPECT_EQ(again(std::get<Missing>(samples()[19])).members, (std::vector<std::int32_t>{3, 1023}));
   EXPECT_EQ(again(Abort{.rank = -1}).rank, -1);
   EXPECT_EQ(again(Lost{.rank = 3, .text = "why"}).text, "why");
 }
@@ -100,7 +112,7 @@ TEST(DetectorMessage, LongTextsAreTruncatedSoThatAMessageIsNeverTooLong) {
 }
 
 TEST(DetectorMessage, UnknownKindsAndErrorsAreRefused) {
-  for (const char kind : {'\0', '\21', '\xff'}) {
+  for (const char kind : {'\0', '\25', '\xff'}) {
     std::string body = body_of(Heartbeat{});
     body[0] = kind;
     EXPECT_THROW(decode(body), ProtocolError) << int{kind};

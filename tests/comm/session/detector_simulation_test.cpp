@@ -49,6 +49,7 @@ class Schedule {
     for (int i = 0; i < faults; ++i) add_fault();
     if (random_.chance(0.5)) add_abort();
     if (random_.chance(0.2)) add_abort();
+    if (random_.chance(0.4)) add_shrink();
     if (leaves_on_failure_ > 0) {
       world_.on_failure([this](int rank) {
         if (!random_.chance(0.3)) return;
@@ -197,6 +198,20 @@ class Schedule {
     });
   }
 
+  // All ranks shrink a group, while others die.
+  void add_shrink() {
+    if (!all_joined_) return;
+    const double when = some_time(joined_at_);
+    for (int r = 0; r < n(); ++r) shrink(r, when + random_.number(0, random_.chance(0.5) ? 0.01 : 0.5));
+  }
+  void shrink(int rank, double when) {
+    world_.at(when, [this, rank] {
+      const double until = world_.process(rank).held_until;
+      if (until <= world_.now()) return world_.shrink(rank);
+      if (until < kForever) shrink(rank, until + 0.001);
+    });
+  }
+
   // ---- The end
 
   bool is_present(int rank) const {
@@ -227,7 +242,23 @@ class Schedule {
     }
   }
 
+  // All survivors have the same group, which holds every one of them.
+  void check_survivors(int r) {
+    const auto& it = world_.process(r);
+    if (!it.survived) return;
+    for (int other = 0; other < n(); ++other) {
+      if (!is_present(other) || world_.process(other).core->leader() != it.core->leader()) continue;
+      const auto& theirs = world_.process(other).survived;
+      require(theirs && theirs->seq == it.survived->seq && theirs->members == it.survived->members,
+              fmt::format("ranks {} and {} have different survivors", r, other));
+      const auto& members = it.survived->members;
+      require(std::count(members.begin(), members.end(), other) == 1,
+              fmt::format("rank {} is not among the survivors of rank {}", other, r));
+    }
+  }
+
   void check_rank(int r, bool same_leader) {
+    check_survivors(r);
     const auto& it = world_.process(r);
     const int leader = it.core->leader();
     for (int other = 0; other < n(); ++other) {

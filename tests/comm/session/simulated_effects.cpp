@@ -68,7 +68,8 @@ void SimulatedWorld::execute(int rank, d::Effect& effect, bool relayed) {
                    send(rank, send_effect);
                    const bool spreads = std::holds_alternative<d::Lost>(send_effect.message) ||
                                         std::holds_alternative<d::Abort>(send_effect.message) ||
-                                        std::holds_alternative<d::Gone>(send_effect.message);
+                                        std::holds_alternative<d::Gone>(send_effect.message) ||
+                                        std::holds_alternative<d::Survivors>(send_effect.message);
                    if (spreads && it.dies_after > 0) --it.dies_after;
                  },
                  [&](const d::Close& close) {
@@ -111,6 +112,7 @@ void SimulatedWorld::execute(int rank, d::Effect& effect, bool relayed) {
                    it.aborted[report.abort.group].push_back(std::move(report.abort.error));
                    if (on_failure_) on_failure_(rank);
                  },
+                 [&](const d::ReportSurvivors& report) { decide(rank, report.decision); },
                  [&](const d::WakeAt& wake) {
                    const double when = seconds(wake.when) + 2e-6;
                    it.wake_at = std::min(it.wake_at, when);
@@ -118,6 +120,44 @@ void SimulatedWorld::execute(int rank, d::Effect& effect, bool relayed) {
                  },
                  [](const auto&) {}},
       effect);
+}
+
+void SimulatedWorld::shrink(int rank) {
+  Process& it = process(rank);
+  if (!runs(rank) || it.shrinks) return;
+  it.shrinks = d::Shrink{.rank = rank, .group = "g0"};
+  for (int r = 0; r < size(); ++r) it.shrinks->members.push_back(r);
+  handle(rank, d::ShrinkHere{*it.shrinks});
+}
+
+void SimulatedWorld::decide(int rank, const d::Survivors& decision) {
+  Process& it = process(rank);
+  note(rank, fmt::format("reports: {} survivors in round {}{}", decision.members.size(), decision.seq,
+                         decision.confirmed ? ", confirmed" : ""));
+  if (it.survived) return fail(fmt::format("rank {} gets a second decision about the survivors", rank));
+  if (std::count(decision.members.begin(), decision.members.end(), rank) == 0)
+    return fail(fmt::format("rank {} gets a group without it", rank));
+  if (decision.confirmed && it.shrinks->made && decision.seq == it.shrinks->seq) {
+    if (decision.members != it.made) fail(fmt::format("rank {} is to use another group than it has made", rank));
+    it.survived = decision;
+    return;
+  }
+  at(now_ + delay(), [this, rank, decision] { make_group(rank, decision); });
+}
+
+// With a dead member a group may be made on some ranks, if it died late.
+void SimulatedWorld::make_group(int rank, const d::Survivors& decision) {
+  Process& it = process(rank);
+  if (!runs(rank)) return;
+  if (it.held_until > now_) {
+    if (it.held_until < kForever) at(it.held_until + 0.001, [this, rank, decision] { make_group(rank, decision); });
+    return;
+  }
+  const bool all_run = std::all_of(decision.members.begin(), decision.members.end(), [this](int r) { return runs(r); });
+  it.shrinks->seq = decision.seq;
+  it.made = decision.members;
+  it.shrinks->made = random() < (all_run ? 0.9 : 0.3);
+  handle(rank, d::ShrinkHere{*it.shrinks});
 }
 
 // A starved process is seen to be alive on its own host. If it leads ranks of other hosts, they decide.
@@ -169,6 +209,9 @@ std::string SimulatedWorld::why_not_quiet() const {
   for (const int r : present) {
     const d::Core& core = *process(r).core;
     if (!core.is_idle()) return fmt::format("rank {} is not idle", r);
+    const bool all_shrink =
+        std::all_of(present.begin(), present.end(), [this](int p) { return process(p).shrinks.has_value(); });
+    if (all_shrink && !process(r).survived) return fmt::format("rank {} does not know which ranks survive", r);
     for (int other = 0; other < size(); ++other) {
       const bool is_present = std::count(present.begin(), present.end(), other) != 0;
       if (!is_present && core.departures().count(other) == 0)

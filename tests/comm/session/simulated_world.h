@@ -16,6 +16,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -56,7 +57,10 @@ class SimulatedWorld {
     std::map<int, std::vector<std::string>> lost = {};
     std::map<int, int> gone = {};
     std::map<std::string, std::vector<ErrorInfo>> aborted = {};
-    std::map<int, double> heard = {};  // when something last arrived from a peer
+    std::map<int, double> heard = {};              // when something last arrived from a peer
+    std::optional<detector::Shrink> shrinks = {};  // its last request
+    std::vector<std::int32_t> made = {};           // the members of the group that it made last
+    std::optional<detector::Survivors> survived = {};
   };
 
   explicit SimulatedWorld(Options options);
@@ -80,6 +84,8 @@ class SimulatedWorld {
   void break_connection(int a, int b);
   void abort(int rank, const std::string& group, ErrorInfo error, std::uint64_t seq);
   void announce(int rank, detector::Message message);
+  /// The rank waits for the survivors of a group of all ranks, and makes the groups that are decided.
+  void shrink(int rank);
   void on_failure(std::function<void(int rank)> callback) { on_failure_ = std::move(callback); }
 
   /// Runs until the time or the first broken rule.
@@ -147,6 +153,8 @@ class SimulatedWorld {
   int connect(int a, int b);
   bool listens(int rank) const;
   void note(int rank, const std::string& what) const;
+  void decide(int rank, const detector::Survivors& decision);
+  void make_group(int rank, const detector::Survivors& decision);
   void check_loss(int rank, const detector::ReportLost& report, bool relayed);
   static bool counts(const Item& item);
 
