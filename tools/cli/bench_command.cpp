@@ -266,7 +266,8 @@ int measure_and_report(const BenchArguments& arguments) {
   warn_of_unknown_variables_for_children(launch::own_environment());
   require_good_knobs(environment_text);
   check_output(arguments);
-  static const std::set<std::string> kTraining = {"ddp", "optim", "sharded", "weights", "data", "activations", "gpu"};
+  static const std::set<std::string> kTraining = {"ddp",     "optim", "sharded",     "elastic",
+                                                  "weights", "data",  "activations", "gpu"};
   for (const std::string& name : arguments.operations) {
     MANIPLE_REQUIRE(arguments.busy == 0 || !kTraining.contains(name),
                     "--busy is for operations such as all_reduce; `{}` is measured without it", name);
@@ -282,9 +283,9 @@ int measure_and_report(const BenchArguments& arguments) {
     const std::string& models = arguments.models;
     if (kind == "optim")
       return measure_by_worker(arguments, watch, "optim_worker", {models.empty() ? "small,large" : models, seconds});
-    if (kind == "sharded") {
+    if (kind == "sharded" || kind == "elastic") {
       const std::string ranks = std::to_string(parse_ranks(arguments.ranks).front());
-      return measure_by_worker(arguments, watch, "sharded_worker", {ranks, seconds});
+      return measure_by_worker(arguments, watch, kind + "_worker", {ranks, seconds});
     }
     if (kind == "weights")
       return measure_by_worker(arguments, watch, "train_worker", {kind, seconds, models.empty() ? "2G" : models});
@@ -315,8 +316,8 @@ int measure_and_report(const BenchArguments& arguments) {
 std::function<int()> declare_bench(CLI::App& app) {
   auto arguments = std::make_shared<BenchArguments>();
   app.add_option("operations", arguments->operations,
-                 "operations to measure, or `all`; `ddp`: training; `optim`, `sharded`, `data`, `weights`, "
-                 "`activations`: parts of training; `gpu`: ranks on a GPU");
+                 "operations to measure, or `all`; `ddp`: training; `optim`, `sharded`, `elastic`, `data`, "
+                 "`weights`, `activations`: parts of training; `gpu`: ranks on a GPU");
   app.add_flag("--list", arguments->list, "show operations, transports, algorithms and systems");
 
   const char* what = "What to measure";
