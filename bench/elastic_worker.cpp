@@ -42,12 +42,12 @@ struct Images {
 torch::nn::Sequential made(const std::string& model) {
   if (model == "cnn") {
     return torch::nn::Sequential(torch::nn::Conv2d(1, 16, 5), torch::nn::BatchNorm2d(16), torch::nn::ReLU(),
-                                torch::nn::MaxPool2d(2), torch::nn::Conv2d(16, 32, 5), torch::nn::ReLU(),
-                                torch::nn::MaxPool2d(2), torch::nn::Flatten(), torch::nn::Linear(512, 128),
-                                torch::nn::ReLU(), torch::nn::Dropout(0.1), torch::nn::Linear(128, 10));
+                                 torch::nn::MaxPool2d(2), torch::nn::Conv2d(16, 32, 5), torch::nn::ReLU(),
+                                 torch::nn::MaxPool2d(2), torch::nn::Flatten(), torch::nn::Linear(512, 128),
+                                 torch::nn::ReLU(), torch::nn::Dropout(0.1), torch::nn::Linear(128, 10));
   }
   return torch::nn::Sequential(torch::nn::Flatten(), torch::nn::Linear(784, 2048), torch::nn::ReLU(),
-                                torch::nn::Linear(2048, 2048), torch::nn::ReLU(), torch::nn::Linear(2048, 10));
+                               torch::nn::Linear(2048, 2048), torch::nn::ReLU(), torch::nn::Linear(2048, 10));
 }
 
 double now() {

@@ -31,6 +31,8 @@
 #include <mutex>
 #include <utility>
 
+#include <maniple/export.h>
+
 #if defined(__clang__)
 #define MANIPLE_THREAD_ANNOTATION(x) __attribute__((x))
 #else
@@ -53,7 +55,7 @@
 /// On a function that Clang cannot analyse; a comment says why.
 #define MANIPLE_NO_THREAD_SAFETY_ANALYSIS MANIPLE_THREAD_ANNOTATION(no_thread_safety_analysis)
 
-namespace maniple {
+namespace MANIPLE_API maniple {
 
 class MANIPLE_CAPABILITY("mutex") Mutex {
  public:

@@ -6,8 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
-#include <mutex>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -15,6 +13,7 @@
 #include "comm/base/check.h"
 #include "comm/base/fork_guard.h"
 #include "comm/base/log.h"
+#include "comm/base/mutex.h"
 #include "train/checkpoint/checkpoint_folder.h"
 #include "train/checkpoint/named_state.h"
 #include "train/checkpoint/part.h"
@@ -64,9 +63,9 @@ struct Checkpoint::Impl {
   std::thread writer;                  // of the save in progress
   ShardedSave sharded;                 // used with options.sharded
   std::optional<std::int64_t> loaded;  // the step from which the run continued; reset by the next save
-  mutable std::mutex mutex;
-  std::string error;
-  std::string pruned;
+  mutable Mutex mutex;
+  std::string error MANIPLE_GUARDED_BY(mutex);
+  std::string pruned MANIPLE_GUARDED_BY(mutex);
 
   std::shared_ptr<ProcessGroup> group() const {
     if (options.group) return options.group;
@@ -100,7 +99,7 @@ struct Checkpoint::Impl {
                       outcome.saved ? "saved, but older ones were not removed" : "not saved", outcome.error);
       log_warning("{}; training goes on, {}", outcome.error, what_is_left(options.folder));
     }
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     error = std::move(outcome.error);
     pruned = joined(outcome.notes, "\n");
   }
@@ -430,12 +429,12 @@ std::optional<std::int64_t> Checkpoint::load(const LoadOptions& options, const S
 void Checkpoint::wait() { impl_->wait(); }
 
 std::string Checkpoint::last_error() const {
-  const std::lock_guard lock(impl_->mutex);
+  const MutexLock lock(impl_->mutex);
   return impl_->error;
 }
 
 std::string Checkpoint::last_pruned() const {
-  const std::lock_guard lock(impl_->mutex);
+  const MutexLock lock(impl_->mutex);
   return impl_->pruned;
 }
 

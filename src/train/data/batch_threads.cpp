@@ -2,9 +2,7 @@
 
 #include <dlfcn.h>
 
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <thread>
 
 #include <ATen/Parallel.h>
@@ -13,6 +11,7 @@
 
 #include "comm/base/check.h"
 #include "comm/base/fork_guard.h"
+#include "comm/base/mutex.h"
 #include "comm/base/system_error.h"
 #include <maniple/train/batch_source.h>
 
@@ -67,7 +66,7 @@ struct BatchThreads::Impl {
 
   void end() {
     {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       stop = true;
     }
     has_task.notify_all();
@@ -78,9 +77,9 @@ struct BatchThreads::Impl {
 
   void work(std::size_t worker) {
     compute_alone();
-    std::unique_lock lock(mutex);
+    MutexLock lock(mutex);
     for (;;) {
-      has_task.wait(lock, [&] { return stop || !waiting.empty(); });
+      has_task.wait(lock, [&]() MANIPLE_REQUIRES(mutex) { return stop || !waiting.empty(); });
       if (stop) return;
       const auto slot = std::move(waiting.front());
       waiting.pop_front();
@@ -99,9 +98,9 @@ struct BatchThreads::Impl {
 
   /// The thread that reads the files of a stream.
   void read_ahead() {
-    std::unique_lock lock(mutex);
+    MutexLock lock(mutex);
     while (!stop && !fed) {
-      changed.wait(lock, [&] { return stop || slots.size() < most; });
+      changed.wait(lock, [&]() MANIPLE_REQUIRES(mutex) { return stop || slots.size() < most; });
       if (stop) return;
       lock.unlock();
       auto slot = next_slot();
@@ -124,8 +123,7 @@ struct BatchThreads::Impl {
     return slot;
   }
 
-  /// The caller holds the mutex.
-  void add(std::shared_ptr<Slot> slot) {
+  void add(std::shared_ptr<Slot> slot) MANIPLE_REQUIRES(mutex) {
     fed = slot == nullptr || slot->error != nullptr;
     if (slot != nullptr) {
       slots.push_back(slot);
@@ -135,7 +133,7 @@ struct BatchThreads::Impl {
     changed.notify_all();
   }
 
-  void top_up() {
+  void top_up() MANIPLE_REQUIRES(mutex) {
     while (!source->is_slow() && !fed && slots.size() < most) add(next_slot());
   }
 
@@ -148,9 +146,9 @@ struct BatchThreads::Impl {
       if (slot == nullptr) return nullptr;
       if (slot->error == nullptr) return make(0, slot->task, stop);
     } else {
-      std::unique_lock lock(mutex);
+      MutexLock lock(mutex);
       top_up();
-      changed.wait(lock, [&] { return slots.empty() ? fed : slots.front()->done; });
+      changed.wait(lock, [&]() MANIPLE_REQUIRES(mutex) { return slots.empty() ? fed : slots.front()->done; });
       if (slots.empty()) return nullptr;
       slot = std::move(slots.front());
       slots.pop_front();
@@ -165,12 +163,13 @@ struct BatchThreads::Impl {
   const std::shared_ptr<BatchSource> source;
   const Make make;
   const std::size_t most;  ///< max batches held or being made
-  std::mutex mutex;
-  std::condition_variable has_task;           ///< signals workers
-  std::condition_variable changed;            ///< signals the loop and the reading thread
-  std::deque<std::shared_ptr<Slot>> slots;    ///< in order; the loop takes from the front
-  std::deque<std::shared_ptr<Slot>> waiting;  ///< slots that no worker has taken
-  bool fed = false;                           ///< there are no more tasks
+  Mutex mutex;
+  CondVar has_task;  ///< signals workers
+  CondVar changed;   ///< signals the loop and the reading thread
+  /// In order; the loop takes from the front.
+  std::deque<std::shared_ptr<Slot>> slots MANIPLE_GUARDED_BY(mutex);
+  std::deque<std::shared_ptr<Slot>> waiting MANIPLE_GUARDED_BY(mutex);  ///< slots that no worker has taken
+  bool fed MANIPLE_GUARDED_BY(mutex) = false;                           ///< there are no more tasks
   std::atomic<bool> stop = false;
   std::vector<std::thread> threads;
   ForkGuard guard;

@@ -1,11 +1,11 @@
 #include <maniple/train/data_parallel.h>
 
 #include <algorithm>
-#include <mutex>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "comm/base/check.h"
+#include "comm/base/mutex.h"
 #include "train/data_parallel/gather.h"
 #include "train/data_parallel/replicas.h"
 #include "train/sync_batch_norm/function.h"
@@ -100,7 +100,7 @@ class DataParallelBase::State {
     GatherTargets targets;
     std::vector<ReplicaGraph> graphs(parts.size());
     {
-      const std::lock_guard lock(mutex);
+      const MutexLock lock(mutex);
       replicas.refresh(parts.size());
       if (grad) {
         targets.parameters = replicas.trained();
@@ -142,7 +142,7 @@ class DataParallelBase::State {
     return outputs;
   }
 
-  std::mutex mutex;                         // serialises use of the replicas
+  Mutex mutex;                              // serialises use of the replicas
   std::shared_ptr<ReplicaThreads> threads;  // null with one device; graphs hold it, too
 };
 

@@ -125,7 +125,7 @@ Workers::~Workers() { close(); }
 
 void Workers::close() noexcept {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     closing_ = true;
   }
   begin_.notify_all();
@@ -136,14 +136,14 @@ bool Workers::inside() const noexcept { return owner == this; }
 
 std::vector<std::exception_ptr> Workers::run(std::size_t parts, const Task& task) {
   MANIPLE_ASSERT(!inside() && parts <= size());
-  const std::lock_guard turn(turn_);
-  std::unique_lock lock(mutex_);
+  const MutexLock turn(turn_);
+  MutexLock lock(mutex_);
   task_ = &task;
   parts_ = running_ = parts;
   thrown_.assign(parts, nullptr);
   ++round_;
   begin_.notify_all();
-  end_.wait(lock, [&] { return running_ == 0; });
+  end_.wait(lock, [&]() MANIPLE_REQUIRES(mutex_) { return running_ == 0; });
   task_ = nullptr;
   return std::move(thrown_);
 }
@@ -151,9 +151,9 @@ std::vector<std::exception_ptr> Workers::run(std::size_t parts, const Task& task
 void Workers::work(std::size_t index) {
   owner = this;
   std::uint64_t seen = 0;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
-    begin_.wait(lock, [&] { return closing_ || round_ != seen; });
+    begin_.wait(lock, [&]() MANIPLE_REQUIRES(mutex_) { return closing_ || round_ != seen; });
     if (closing_) return;
     seen = round_;
     if (index >= parts_) continue;

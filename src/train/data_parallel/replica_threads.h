@@ -1,18 +1,17 @@
 // The threads of the replicas, which run with the caller's settings.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include <torch/torch.h>
 
 #include "comm/base/fork_guard.h"
+#include "comm/base/mutex.h"
 
 namespace maniple {
 
@@ -38,14 +37,15 @@ class Workers {
   void work(std::size_t index);
   void close() noexcept;
 
-  std::mutex turn_;  // serialises the callers
-  std::mutex mutex_;
-  std::condition_variable begin_, end_;
-  std::uint64_t round_ = 0;
-  const Task* task_ = nullptr;
-  std::size_t parts_ = 0, running_ = 0;
-  bool closing_ = false;
-  std::vector<std::exception_ptr> thrown_;
+  Mutex turn_;  // serialises the callers
+  Mutex mutex_;
+  CondVar begin_, end_;
+  std::uint64_t round_ MANIPLE_GUARDED_BY(mutex_) = 0;
+  const Task* task_ MANIPLE_GUARDED_BY(mutex_) = nullptr;
+  std::size_t parts_ MANIPLE_GUARDED_BY(mutex_) = 0;
+  std::size_t running_ MANIPLE_GUARDED_BY(mutex_) = 0;
+  bool closing_ MANIPLE_GUARDED_BY(mutex_) = false;
+  std::vector<std::exception_ptr> thrown_ MANIPLE_GUARDED_BY(mutex_);
   std::vector<std::thread> threads_;  // the last member: the threads use all others
 };
 

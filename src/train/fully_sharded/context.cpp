@@ -6,6 +6,7 @@
 
 #include "comm/base/check.h"
 #include "comm/base/fork_guard.h"
+#include "comm/base/mutex.h"
 #include "train/ddp/bucket.h"
 #include "train/fully_sharded/unit.h"
 #include "train/tensor/public_call.h"
@@ -15,8 +16,9 @@ namespace {
 
 /// The contexts of this process, by group. Ranks may be threads, each with its own groups.
 struct Contexts {
-  std::mutex mutex;
-  std::map<std::tuple<ProcessGroup*, ProcessGroup*, Overlap>, std::weak_ptr<ShardContext>> by_group;
+  Mutex mutex;
+  std::map<std::tuple<ProcessGroup*, ProcessGroup*, Overlap>, std::weak_ptr<ShardContext>> by_group
+      MANIPLE_GUARDED_BY(mutex);
 };
 constinit ProcessWide<Contexts> contexts;
 
@@ -29,11 +31,11 @@ auto key_of(const FullyShardOptions& options) {
 std::shared_ptr<ShardContext> ShardContext::of(const FullyShardOptions& options) {
   Contexts& all = *contexts;
   {
-    const std::lock_guard lock(all.mutex);
+    const MutexLock lock(all.mutex);
     if (auto found = all.by_group[key_of(options)].lock()) return found;
   }
   auto made = std::make_shared<ShardContext>(options);
-  const std::lock_guard lock(all.mutex);
+  const MutexLock lock(all.mutex);
   all.by_group[key_of(options)] = made;
   return made;
 }
@@ -53,7 +55,7 @@ ShardContext::~ShardContext() {
     }
   }
   Contexts& all = *contexts;
-  const std::lock_guard lock(all.mutex);
+  const MutexLock lock(all.mutex);
   auto& table = all.by_group;
   for (auto entry = table.begin(); entry != table.end();)
     entry = entry->second.expired() ? table.erase(entry) : std::next(entry);

@@ -8,10 +8,10 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <mutex>
 
 #include "comm/base/check.h"
 #include "comm/base/log.h"
+#include "comm/base/mutex.h"
 #include "comm/base/system_error.h"
 #include "comm/base/unique_fd.h"
 #include "comm/base/write_all.h"
@@ -59,7 +59,7 @@ class SummaryWriter::Impl {
   }
 
   void write(const std::string& event) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!fd_) return;
     // The header of a file comes before everything else, even if there was no space for it at first.
     const std::string bytes = opening_ + event;
@@ -70,13 +70,13 @@ class SummaryWriter::Impl {
   }
 
   void flush() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (fd_ && ::fdatasync(fd_.get()) != 0 && errno != EINVAL) failed("cannot sync", errno);
   }
 
   void close() {
     flush();
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     fd_.reset();
     open_.store(false);
   }
@@ -84,13 +84,13 @@ class SummaryWriter::Impl {
   bool is_open() const noexcept { return open_.load(); }
   const std::string& path() const noexcept { return path_; }
   std::string error() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return error_;
   }
 
  private:
   /// Appends all bytes or none: half a record would make everything after it unreadable.
-  bool append(const std::string& bytes) {
+  bool append(const std::string& bytes) MANIPLE_REQUIRES(mutex_) {
     const std::size_t done = write_all(fd_.get(), bytes);
     if (done == bytes.size()) {
       size_ += done;
@@ -106,19 +106,19 @@ class SummaryWriter::Impl {
     return false;
   }
 
-  void failed(const char* what, int code) {
+  void failed(const char* what, int code) MANIPLE_REQUIRES(mutex_) {
     error_ = format_text("{} {}: {}", what, path_, errno_text(code));
     if (!warned_) log_warning("SummaryWriter: {}; events are lost, the training goes on", error_);
     warned_ = true;
   }
 
   const std::string path_;
-  mutable std::mutex mutex_;
-  UniqueFd fd_;
-  std::string opening_;  ///< bytes to write before the next event
-  std::uint64_t size_ = 0;
-  std::string error_;
-  bool warned_ = false;
+  mutable Mutex mutex_;
+  UniqueFd fd_ MANIPLE_GUARDED_BY(mutex_);
+  std::string opening_ MANIPLE_GUARDED_BY(mutex_);  ///< bytes to write before the next event
+  std::uint64_t size_ MANIPLE_GUARDED_BY(mutex_) = 0;
+  std::string error_ MANIPLE_GUARDED_BY(mutex_);
+  bool warned_ MANIPLE_GUARDED_BY(mutex_) = false;
   std::atomic<bool> open_ = true;
 };
 

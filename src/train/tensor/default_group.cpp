@@ -2,12 +2,12 @@
 #include <maniple/dist.h>
 
 #include <cstdlib>
-#include <mutex>
 
 #include "comm/backend/backend.h"
 #include "comm/base/check.h"
 #include "comm/base/environment.h"
 #include "comm/base/fork_guard.h"
+#include "comm/base/mutex.h"
 #include "train/tensor/failed_on.h"
 #include "train/tensor/run_operation.h"
 
@@ -17,14 +17,14 @@ namespace {
 // If a program ends without destroy_process_group, atexit calls it while groups still work. A child of fork() begins
 // without a default group.
 struct Held {
-  std::mutex mutex;
-  std::shared_ptr<ProcessGroup> group;
+  Mutex mutex;
+  std::shared_ptr<ProcessGroup> group MANIPLE_GUARDED_BY(mutex);
 };
 constinit ProcessWide<Held> held;
 
 std::shared_ptr<ProcessGroup> current() {
   Held& mine = *held;
-  const std::lock_guard lock(mine.mutex);
+  const MutexLock lock(mine.mutex);
   return mine.group;
 }
 
@@ -52,7 +52,7 @@ void init_process_group(std::shared_ptr<ProcessGroup> group) {
   MANIPLE_REQUIRE(group != nullptr, "init_process_group was given no group");
   group->require_member("init_process_group");
   Held& mine = *held;
-  const std::lock_guard lock(mine.mutex);
+  const MutexLock lock(mine.mutex);
   MANIPLE_REQUIRE(mine.group == nullptr, "init_process_group was called before; call destroy_process_group first");
   static const int registered = std::atexit(destroy_process_group);
   (void)registered;
@@ -62,7 +62,7 @@ void init_process_group(std::shared_ptr<ProcessGroup> group) {
 void destroy_process_group() {
   std::shared_ptr<ProcessGroup> last;  // declared before the lock, so destroyed after it
   Held& mine = *held;
-  const std::lock_guard lock(mine.mutex);
+  const MutexLock lock(mine.mutex);
   last.swap(mine.group);
 }
 

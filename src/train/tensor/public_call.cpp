@@ -1,13 +1,13 @@
 #include "train/tensor/public_call.h"
 
 #include <map>
-#include <mutex>
 #include <string>
 #include <tuple>
 #include <utility>
 
 #include "comm/base/fork_guard.h"
 #include "comm/base/format.h"
+#include "comm/base/mutex.h"
 
 namespace maniple {
 namespace {
@@ -17,8 +17,9 @@ thread_local const PublicCall* innermost = nullptr;
 // Texts are never freed, because the flight recorder keeps pointers to them. Their number is bounded by the number of
 // such call sites in the program.
 struct Texts {
-  std::mutex mutex;
-  std::map<std::tuple<const void*, const void*, const void*, unsigned>, const std::string> by_call;
+  Mutex mutex;
+  std::map<std::tuple<const void*, const void*, const void*, unsigned>, const std::string> by_call
+      MANIPLE_GUARDED_BY(mutex);
 };
 constinit ProcessWide<Texts> texts;
 
@@ -38,7 +39,7 @@ SourceLocation public_place() {
   const SourceLocation& where = innermost->where_;
 
   Texts& all = *texts;
-  const std::lock_guard lock(all.mutex);
+  const MutexLock lock(all.mutex);
   const auto [found, added] =
       all.by_call.try_emplace({innermost->name_, outermost->name_, where.file_name(), where.line()}, [&] {
         std::string text = format_text("in {}", innermost->name_), more;
