@@ -64,8 +64,9 @@ use() {
   # Only what links maniple::launch has a start of its own.
   for name in comm launch train; do
     [[ -x $work/${kind}_$name/consumer ]] || continue
-    defines=0
-    if nm --defined-only "$work/${kind}_$name/consumer" | grep -q ' __libc_start_main$'; then defines=1; fi
+    # (With pipefail, `nm | grep -q` fails if grep ends before nm has written everything.)
+    nm --defined-only "$work/${kind}_$name/consumer" >"$work/symbols"
+    defines=$(grep -c ' __libc_start_main$' "$work/symbols" || true)
     [[ $defines == $([[ $name == launch ]] && echo 1 || echo 0) ]] || { echo "$kind $name: __libc_start_main defined: $defines"; exit 1; }
   done
   "$launcher" run --no-prefix -n 2 "$work/${kind}_comm/consumer" "file://$work/${kind}_rendezvous"

@@ -61,7 +61,7 @@ start() {
   pids+=($!)
 }
 
-node_is_idle() { sinfo --noheader --format=%T 2>/dev/null | grep -q '^idle'; }
+node_is_idle() { grep -q '^idle' <<<"$(sinfo --noheader --format=%T 2>/dev/null)"; }
 
 user=$(id -un)
 mkdir "$scratch/munge" "$scratch/state" "$scratch/spool"

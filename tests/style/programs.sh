@@ -58,7 +58,7 @@ run() {
     source=$program.cpp
     fails=$(sed -n 's|^// fails: ||p' "$source")
     backend=$(sed -nE 's/.*\.backend = "([a-z]+)".*/\1/p' "$source")
-    if [[ -n $backend ]] && ! "$maniple" backends | grep -qE "^$backend +here"; then
+    if [[ -n $backend ]] && ! grep -qE "^$backend +here" <<<"$("$maniple" backends)"; then
       echo "$(basename "$program"): left out, backend $backend is not here"
       continue
     fi
