@@ -139,7 +139,7 @@ class Metrics {
   void put(const std::string& name, MetricKind kind, double value, double count);
   void put(const std::string& name, MetricKind kind, const torch::Tensor& value, double count, double factor);
   std::vector<double> values() const;
-  /// Agreed names; the same on all ranks of the group, whatever the rank adds later. Kept in the first part.
+  /// The names that all ranks of the group agreed on. With several parts, the first part keeps them.
   struct Agreement {
     std::weak_ptr<ProcessGroup> group;
     bool alone = false;  ///< of a process without a group

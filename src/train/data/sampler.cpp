@@ -219,12 +219,13 @@ void DistributedSampler::divide(const VirtualRanks& ranks) {
   State& state = *state_;
   const VirtualRanks now{static_cast<int>(state.ranks), static_cast<int>(state.rank), static_cast<int>(state.here)};
   if (now == ranks) return;
-  MANIPLE_REQUIRE(state.here == 1 && now.first < now.total && now.total <= ranks.total &&
-                      VirtualRanks::of(ranks.total, now.first, now.total) == ranks,
-                  "DistributedSampler: rank {} of {} cannot take the virtual ranks {} to {} of {}: they belong to "
-                  "another rank, or to another number of ranks; make the sampler for the ranks of the training (leave "
-                  "num_replicas and rank unset)",
-                  now.first, now.total, ranks.first, ranks.first + ranks.count - 1, ranks.total);
+  MANIPLE_REQUIRE(
+      state.here == 1 && now.first < now.total && now.total <= ranks.total &&
+          VirtualRanks::of(ranks.total, now.first, now.total) == ranks,
+      "DistributedSampler: rank {} of {} cannot take the virtual ranks {} to {} of {}: they belong to "
+      "another rank, or to another number of ranks; leave num_replicas and rank unset, or set them as the training "
+      "group has them",
+      now.first, now.total, ranks.first, ranks.first + ranks.count - 1, ranks.total);
   state.ranks = static_cast<std::size_t>(ranks.total);
   state.rank = static_cast<std::size_t>(ranks.first);
   state.here = static_cast<std::size_t>(ranks.count);

@@ -91,7 +91,7 @@ std::int64_t TreeAverage::slice_begin(const torch::Tensor& flat, std::size_t ran
 torch::Tensor TreeAverage::packed(const Bucket& bucket) const {
   const torch::Tensor& flat = bucket.flat();
   const auto mine = static_cast<std::int64_t>(nodes_of_[static_cast<std::size_t>(group_->rank())].size());
-  if (mine == 1) return flat.view({1, -1});
+  if (mine == 1) return flat.view({1, flat.numel()});
   torch::Tensor rows = torch::zeros({mine, flat.numel()}, flat.options());
   for (std::int64_t row = 0; row + 1 < mine; ++row) {
     for (std::size_t i = 0; i < bucket.members().size(); ++i) {
@@ -160,7 +160,8 @@ void TreeAverage::finish(const Bucket& bucket) {
   }
   Exchange& exchange = exchanges_[static_cast<std::size_t>(bucket.index())];
   exchange.send = torch::Tensor();
-  const auto values = exchange.received.view({static_cast<std::int64_t>(all_nodes_), -1}).unbind(0);
+  const auto nodes = static_cast<std::int64_t>(all_nodes_);
+  const auto values = exchange.received.view({nodes, exchange.received.numel() / nodes}).unbind(0);
   if (way == Way::gather) {
     add_all(own_.total, nodes_of_, values, flat);
     flat.div_(own_.total);

@@ -288,7 +288,7 @@ std::string VirtualRanksStrategy::probe(const detail::TrainerBatch& batch) {
 }
 
 void VirtualRanksStrategy::verify_bits(const detail::TrainerBatch& batch) {
-  if (std::exchange(verified_, true) || !world() || world()->size() == 1) return;
+  if (verified_ || !world() || world()->size() == 1) return;
   ProcessGroup& group = *world();
   const auto require_equal = [&](const std::string& mine, const auto& describe) {
     const auto all = group.all_gather_objects(mine, {}, public_place());
@@ -314,7 +314,34 @@ void VirtualRanksStrategy::verify_bits(const detail::TrainerBatch& batch) {
         "depends on the rank, or batches of another form)",
         rank);
   });
+  verified_ = true;  // not if it threw: the next call verifies again
 }
+
+namespace {
+
+/// Throws InvalidArgument, on all ranks alike, unless they are processes with the same options. Collective.
+void require_same_job(ProcessGroup& group, const TrainerOptions& options) {
+  const auto& members = group.topology().members;
+  for (std::size_t r = 0; r < members.size(); ++r) {
+    for (std::size_t other = 0; other < r; ++other) {
+      MANIPLE_REQUIRE(members[r].node_rank != members[other].node_rank || members[r].pid != members[other].pid,
+                      "Trainer: virtual_ranks needs a process for each rank, and ranks {} and {} are threads of one "
+                      "process, which share LibTorch's random generator",
+                      other, r);
+    }
+  }
+  const auto all = group.all_gather_objects(
+      format_text("virtual_ranks {}, virtual_threads {}, allow_different_bits {}", options.virtual_ranks,
+                  options.virtual_threads, options.allow_different_bits ? 1 : 0),
+      {}, public_place());
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    MANIPLE_REQUIRE(all[rank] == all[0],
+                    "Trainer: rank 0 was given {}, and rank {} {}; all ranks pass the same options", all[0], rank,
+                    all[rank]);
+  }
+}
+
+}  // namespace
 
 std::unique_ptr<TrainerStrategy> make_over_virtual_ranks(const TrainerOptions& options, TrainerStrategy::Given given) {
   MANIPLE_REQUIRE(options.virtual_ranks > 0, "Trainer: virtual_ranks is {}; expected 0 (off) or more",
@@ -346,6 +373,7 @@ std::unique_ptr<TrainerStrategy> make_over_virtual_ranks(const TrainerOptions& o
   MANIPLE_REQUIRE(
       !choice->ddp.static_graph,
       "Trainer: virtual_ranks cannot be combined with DdpOptions::static_graph; use find_unused_parameters");
+  if (group && group->size() > 1) require_same_job(*group, options);
   DdpOptions ddp = choice->ddp;
   ddp.broadcast_buffers = false;  // finish_backward() does that
   return std::make_unique<VirtualRanksStrategy>(std::move(given), group, ddp, options);

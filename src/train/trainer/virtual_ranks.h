@@ -60,7 +60,7 @@ class VirtualRanksStrategy final : public TrainerStrategy {
   std::vector<torch::Tensor> buffers_before_;  ///< copies, of the beginning of the step
   std::vector<torch::Tensor> buffers_after_;   ///< copies, after virtual rank 0; empty on other ranks
 
-  // Without a group, where there is no reducer.
+  // Used without a group: the reducer needs one.
   VirtualSums sums_;
   std::vector<torch::Tensor> parameters_;
   std::vector<bool> used_;

@@ -50,8 +50,9 @@ struct ConvImpl : torch::nn::Module {
     x = torch::relu(norm->forward(conv->forward(x))).flatten(1);
     x = torch::dropout(x, 0.3, is_training());
     if (rare && x.sum().item<float>() > 30) x = x + rare->forward(x);
-    return fc->forward(x);
+    return fc->forward(x) + empty.sum().to(torch::kFloat32);
   }
+  torch::Tensor empty = register_parameter("empty", torch::zeros({0}, torch::kFloat64));  // fills a bucket alone
   torch::nn::Conv2d conv = register_module("conv", torch::nn::Conv2d(1, 24, 3));
   torch::nn::BatchNorm2d norm = register_module("norm", torch::nn::BatchNorm2d(24));
   torch::nn::Linear fc = register_module("fc", torch::nn::Linear(24 * 36, 4));
@@ -248,6 +249,12 @@ TEST(VirtualRanks, RefusesWhatWouldBreakThePromise) {
     no_threads.virtual_threads = 0;
     expect_refused(no_threads, "virtual_threads is 0");
 
+    TrainerOptions differs = options_of(r.rank == 2 ? 8 : 6);
+    differs.allow_different_bits = true;
+    expect_refused(differs,
+                   "rank 0 was given virtual_ranks 6, virtual_threads 1, allow_different_bits 1, and rank 2 "
+                   "virtual_ranks 8");
+
     testing_models::Net net;
     torch::optim::SGD optimizer(net->parameters(), 0.1);
     Trainer trainer(net, optimizer, options_of(8));
@@ -262,6 +269,13 @@ TEST(VirtualRanks, RefusesWhatWouldBreakThePromise) {
     EXPECT_NE(error_of([&] { net->forward(numbers({2, 8})).sum().backward(); }).find("a backward outside Trainer::fit"),
               std::string::npos);
     destroy_process_group();
+  });
+}
+
+TEST(VirtualRanks, RefusesRanksThatAreThreads) {
+  run_ranks({.n = 2}, [](Rank& r) {
+    expect_refused(options_of(4, strategy::DataParallel{.ddp = {.group = r.world}}),
+                   "ranks 0 and 1 are threads of one process");
   });
 }
 
@@ -294,6 +308,11 @@ TEST(VirtualRanks, ARankThatComputesOtherBitsIsNamed) {
       } else {
         EXPECT_NE(text.find("ranks 0 and 1 computed different gradients"), std::string::npos) << text;
         EXPECT_EQ(trainer.state().step, 0);
+        const std::string again = error_of([&] {
+          trainer.fit(loader,
+                      [&](auto& batch) { return torch::mse_loss(net->forward(batch.data), batch.target) * factor; });
+        });
+        EXPECT_EQ(again, text) << "a refusal is not forgotten";
       }
       destroy_process_group();
     });
