@@ -1,13 +1,12 @@
 #include <maniple/train/tensor_layout.h>
 
 #include <algorithm>
-#include <mutex>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "comm/base/check.h"
-#include "comm/base/fork_safe_mutex.h"
+#include "comm/base/mutex.h"
 #include "train/tensor_layout.h"
 
 namespace maniple {
@@ -25,7 +24,7 @@ class Layouts {
     Record record{Weak(tensor.getIntrusivePtr()), {}, {}};
     for (const auto& group : std::exchange(layout.divided_over, {})) record.groups.emplace_back(group);
     record.layout = std::move(layout);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (records_.size() >= sweep_at_) {
       std::erase_if(records_, [](const auto& entry) { return entry.second.tensor.expired(); });
       sweep_at_ = 2 * records_.size() + kLeastRecords;
@@ -34,7 +33,7 @@ class Layouts {
   }
 
   TensorLayout of(const torch::Tensor& tensor) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = records_.find(tensor.unsafeGetTensorImpl());
     if (found == records_.end()) return {};
     if (found->second.tensor.expired()) {  // record of an earlier tensor at the same address
@@ -62,8 +61,8 @@ class Layouts {
   static constexpr std::size_t kLeastRecords = 1024;
 
   ForkSafeMutex mutex_;
-  std::unordered_map<const c10::TensorImpl*, Record> records_;
-  std::size_t sweep_at_ = kLeastRecords;
+  std::unordered_map<const c10::TensorImpl*, Record> records_ MANIPLE_GUARDED_BY(mutex_);
+  std::size_t sweep_at_ MANIPLE_GUARDED_BY(mutex_) = kLeastRecords;
 };
 
 }  // namespace

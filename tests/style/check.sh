@@ -168,8 +168,8 @@ check_locks() {
 }
 
 # A mutex is a Mutex of comm/base/mutex.h, so that Clang checks what it guards. Files in which it is not yet one:
-native_mutexes="src/comm/base/fork_guard src/comm/base/fork_safe_mutex.h src/comm/base/mutex.h src/comm/shm/ src/comm/transport/exchange src/comm/transport/message_engine
-  src/comm/backend/plugin/load.cpp src/comm/rendezvous/secret_source.cpp src/launch/coordinate/coordinator src/launch/output/
+native_mutexes="src/comm/base/mutex.h src/comm/shm/ src/comm/transport/exchange src/comm/transport/message_engine
+  src/comm/backend/plugin/load.cpp src/launch/coordinate/coordinator src/launch/output/
   plugins/cuda/driver.cpp src/train/ddp/reducer.h"
 
 check_mutexes() {

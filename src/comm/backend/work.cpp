@@ -12,7 +12,7 @@ class WaiterCount {
     ++state_.waiters;
     if (!state_.device.watch) return;
     count(1);
-    state_.device.watch->changed->notify_all();
+    state_.device.watch->changed.notify_all();
   }
   ~WaiterCount() {
     --state_.waiters;
@@ -45,7 +45,7 @@ void detail::WorkState::finish(std::exception_ptr cause) {
     done.store(true, std::memory_order_release);
     next = std::move(follow);
   }
-  changed->notify_all();
+  changed.notify_all();
   for (const auto& callback : next) callback();
 }
 
@@ -114,8 +114,8 @@ bool Work::wait_until(Deadline deadline) const {
     MutexLock lock(state_->mutex);
     const auto is_done = [this] { return state_->done.load(std::memory_order_acquire); };
     if (deadline.is_never()) {
-      state_->changed->wait(lock.native(), is_done);
-    } else if (!state_->changed->wait_until(lock.native(), deadline.when(), is_done)) {
+      state_->changed.wait(lock, is_done);
+    } else if (!state_->changed.wait_until(lock, deadline.when(), is_done)) {
       return false;
     }
   }

@@ -19,7 +19,7 @@ namespace MANIPLE_API maniple {
 /// waits for one of them, and seldom otherwise: each poll takes driver locks that enqueuing threads need.
 struct DeviceWatch {
   Mutex mutex;
-  ForkSafeCondition changed;
+  CondVar changed;
   int waiting MANIPLE_GUARDED_BY(mutex) = 0;  // waiting host threads
 };
 
@@ -85,7 +85,7 @@ struct detail::WorkState {
   std::atomic<bool> done{false};
   std::atomic<int> waiters{0};
   Mutex mutex;
-  ForkSafeCondition changed;
+  CondVar changed;
   DeviceEnd device;                                                     // without a runtime: a host operation
   std::exception_ptr error;                                             // set before done
   std::vector<std::function<void()>> follow MANIPLE_GUARDED_BY(mutex);  // run after done

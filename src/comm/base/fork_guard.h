@@ -15,9 +15,7 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <new>
 #include <utility>
 
 #include <maniple/export.h>
@@ -70,26 +68,6 @@ void abandon(T& object) {
   while (!detail::abandoned.compare_exchange_weak(kept->next, kept, std::memory_order_acq_rel)) {
   }
 }
-
-/// A condition variable that a child of fork() may destroy. The destructor of std::condition_variable waits until its
-/// waiters have left, and the parent's threads never leave the child's copy. Not needed for abandoned or process-wide
-/// objects.
-class ForkSafeCondition {
- public:
-  ForkSafeCondition() { ::new (&it_) std::condition_variable; }
-  ~ForkSafeCondition() {
-    if (guard_.owned()) it_.~condition_variable();
-  }
-  ForkSafeCondition(const ForkSafeCondition&) = delete;
-  ForkSafeCondition& operator=(const ForkSafeCondition&) = delete;
-  std::condition_variable* operator->() noexcept { return &it_; }
-
- private:
-  ForkGuard guard_;
-  union {
-    std::condition_variable it_;
-  };
-};
 
 /// One T per process, created at first use. A child of fork() creates its own, because a thread that exists only in the
 /// parent may hold the locks of the copy. Never destroyed, because groups in static objects use it until the process

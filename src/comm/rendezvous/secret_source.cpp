@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <map>
-#include <mutex>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>  // join
@@ -14,7 +13,7 @@
 #include "comm/base/check.h"
 #include "comm/base/environment.h"
 #include "comm/base/fork_guard.h"
-#include "comm/base/fork_safe_mutex.h"
+#include "comm/base/mutex.h"
 #include "comm/base/system_error.h"
 
 namespace maniple {
@@ -45,7 +44,7 @@ std::string read_from(int fd, const std::string& what) {
     if (got < 0 && errno == EINTR) continue;
     MANIPLE_REQUIRE(got >= 0, "{}: it cannot be read: {}", what, errno_text(errno));
     if (got == 0) break;
-    done += static_cast<std::size_t>(got);
+    done += got;
   }
   bytes.resize(done);
   return bytes;
@@ -65,25 +64,25 @@ class PipeSecrets {
     return secrets;
   }
   std::optional<Secret> find(int fd) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = known_.find(fd);
     return found == known_.end() ? std::nullopt : std::optional(found->second);
   }
   void add(int fd, const Secret& secret) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     known_.emplace(fd, secret);
   }
 
  private:
   ForkSafeMutex mutex_;
-  std::map<int, Secret> known_;
+  std::map<int, Secret> known_ MANIPLE_GUARDED_BY(mutex_);
 };
 
-constinit ProcessWide<std::mutex> reading;  // held for long if the pipe's writer is slow
+constinit ProcessWide<Mutex> reading;  // held for long if the pipe's writer is slow
 
 Secret from_descriptor(int fd) {
   const std::string what = fmt::format("MANIPLE_SECRET_FD is {}", fd);
-  const std::lock_guard lock(*reading);
+  const MutexLock lock(*reading);
   if (const auto known = PipeSecrets::all().find(fd)) return *known;
   struct stat status{};
   const bool pipe = ::fstat(fd, &status) == 0 && !S_ISREG(status.st_mode);

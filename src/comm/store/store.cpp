@@ -19,7 +19,7 @@ class MemoryStore final : public Store {
     auto shared = std::make_shared<const std::string>(value);
     const MutexLock lock(mutex());
     table_.set(key, std::move(shared));
-    changed_->notify_all();
+    changed_.notify_all();
   }
 
   std::string get(std::string_view key, Deadline deadline) override {
@@ -50,14 +50,14 @@ class MemoryStore final : public Store {
   std::int64_t add(std::string_view key, std::int64_t delta) override {
     const MutexLock lock(mutex());
     const std::int64_t sum = table_.add(key, delta);
-    changed_->notify_all();
+    changed_.notify_all();
     return sum;
   }
 
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired) override {
     const MutexLock lock(mutex());
     const auto swap = table_.compare_set(key, expected, desired);
-    if (swap.changed) changed_->notify_all();
+    if (swap.changed) changed_.notify_all();
     return std::string(swap.now);
   }
 
@@ -96,8 +96,8 @@ class MemoryStore final : public Store {
       }
       return true;
     };
-    if (deadline.is_never()) return changed_->wait(lock.native(), all_there);
-    if (changed_->wait_until(lock.native(), deadline.when(), all_there)) return;
+    if (deadline.is_never()) return changed_.wait(lock, all_there);
+    if (changed_.wait_until(lock, deadline.when(), all_there)) return;
     const std::chrono::duration<double> waited = Deadline::Clock::now() - start;
     throw Timeout(fmt::format("{}: {}", describe(), missing_keys_text(keys, present(keys), waited.count())), {},
                   waited.count());
@@ -105,7 +105,7 @@ class MemoryStore final : public Store {
 
   ForkGuard guard_;
   Mutex mutex_;
-  ForkSafeCondition changed_;
+  CondVar changed_;
   KeyTable table_ MANIPLE_GUARDED_BY(mutex_);
 };
 

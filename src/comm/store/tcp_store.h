@@ -96,7 +96,7 @@ class TcpStoreClient final : public Store {
   Mutex send_mutex_;  // held while one frame is written to stream_; taken before mutex_
 
   Mutex mutex_;
-  ForkSafeCondition changed_;
+  CondVar changed_;
   Deadline request_limit_ MANIPLE_GUARDED_BY(mutex_);
   std::uint32_t next_id_ MANIPLE_GUARDED_BY(mutex_) = 1;
   std::map<std::uint32_t, Call*> calls_ MANIPLE_GUARDED_BY(mutex_);

@@ -240,7 +240,7 @@ void TcpStoreClient::lose(const std::string& reason, bool forged) {
   lost_ = reason;
   forged_ = forged;
   if (forged) ::shutdown(stream_.fd(), SHUT_RDWR);
-  changed_->notify_all();
+  changed_.notify_all();
 }
 
 /// The server stops reading from a client that does not read, so replies are read while the socket is full.
@@ -258,7 +258,7 @@ void TcpStoreClient::await_room(Deadline deadline) {
     if ((waiting.revents & POLLIN) != 0) read_available();
     lock.lock();
     reading_ = false;
-    changed_->notify_all();
+    changed_.notify_all();
     lock.unlock();
   }
   if ((waiting.revents & (POLLOUT | POLLERR | POLLHUP)) == 0 && deadline.expired()) {
@@ -283,9 +283,9 @@ std::optional<Frame> TcpStoreClient::await_reply(std::uint32_t id, Call& call, D
     if (!reading_) {
       read_for_all(lock, deadline);
     } else if (deadline.is_never()) {
-      changed_->wait(lock.native());
+      changed_.wait(lock);
     } else {
-      changed_->wait_until(lock.native(), deadline.when());
+      changed_.wait_until(lock, deadline.when());
     }
   }
 }
@@ -297,7 +297,7 @@ void TcpStoreClient::read_for_all(MutexLock& lock, Deadline deadline) {
   if (::poll(&waiting, 1, deadline.poll_ms()) > 0) read_available();
   lock.lock();
   reading_ = false;
-  changed_->notify_all();  // another thread may have to read now
+  changed_.notify_all();  // another thread may have to read now
 }
 
 /// Called only by the thread that has set `reading_`.

@@ -3,14 +3,13 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <mutex>
 
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/DeviceGuard.h>
 
 #include "comm/base/check.h"
-#include "comm/base/fork_safe_mutex.h"
+#include "comm/base/mutex.h"
 #include "train/open_blas.h"
 #include "train/tensor/exception_text.h"
 #include "train/tensor/torch_compat.h"
@@ -58,7 +57,7 @@ class BlasThreads {
 };
 
 ForkSafeMutex blas_mutex;
-int blas_scopes = 0, blas_threads_before = 0;
+int blas_scopes MANIPLE_GUARDED_BY(blas_mutex) = 0, blas_threads_before MANIPLE_GUARDED_BY(blas_mutex) = 0;
 
 void use_intra_op_threads(int threads) {
   thread_local int current = 0;
@@ -73,14 +72,14 @@ void use_intra_op_threads(int threads) {
 
 BlasThreads::BlasThreads(int threads) {
   if (!open_blas().has_threads()) return;
-  const std::lock_guard lock(blas_mutex);
+  const MutexLock lock(blas_mutex);
   if (blas_scopes++ == 0) blas_threads_before = open_blas().get();
   open_blas().set(std::min(threads, blas_threads_before));
 }
 
 BlasThreads::~BlasThreads() {
   if (!open_blas().has_threads()) return;
-  const std::lock_guard lock(blas_mutex);
+  const MutexLock lock(blas_mutex);
   if (--blas_scopes == 0) open_blas().set(blas_threads_before);
 }
 
@@ -209,7 +208,7 @@ void ReplicaThreads::run(std::size_t count, const char* what, const Workers::Tas
   const auto failed = [](const std::exception_ptr& one) { return one != nullptr; };
   const auto first = std::find_if(thrown.begin(), thrown.end(), failed);
   if (first == thrown.end()) return;
-  const auto index = static_cast<std::size_t>(first - thrown.begin());
+  const std::size_t index = first - thrown.begin();
   const auto more = std::count_if(first + 1, thrown.end(), failed);
   throw_with_cause(*first,
                    ReplicaError(kind_of(*first),

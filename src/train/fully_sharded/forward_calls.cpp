@@ -5,11 +5,10 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
-#include "comm/base/fork_safe_mutex.h"
+#include "comm/base/mutex.h"
 #include "train/fully_sharded/unit.h"
 
 namespace maniple::detail {
@@ -25,15 +24,15 @@ class CallTable {
   }
 
   void add(ForwardCall& call) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     by_begin_[call.thread][call.begin] = &call;
   }
   void end(ForwardCall& call, std::uint64_t end) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     call.end = end;
   }
   void remove(const ForwardCall& call) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto calls = by_begin_.find(call.thread);
     if (calls == by_begin_.end()) return;
     calls->second.erase(call.begin);
@@ -44,7 +43,7 @@ class CallTable {
   c10::SmallVector<NodePointer<GatheredBy>, 4> creators_of(std::uint64_t thread, std::uint64_t node) {
     c10::SmallVector<NodePointer<GatheredBy>, 4> found;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       const auto calls = by_begin_.find(thread);
       if (calls == by_begin_.end()) return found;
       auto after = calls->second.upper_bound(node);
@@ -60,7 +59,7 @@ class CallTable {
 
  private:
   ForkSafeMutex mutex_;
-  std::unordered_map<std::uint64_t, std::map<std::uint64_t, ForwardCall*>> by_begin_;
+  std::unordered_map<std::uint64_t, std::map<std::uint64_t, ForwardCall*>> by_begin_ MANIPLE_GUARDED_BY(mutex_);
 };
 
 std::unique_ptr<at::ObserverContext> before_node(const at::RecordFunction& node) {

@@ -6,12 +6,11 @@
 
 #include <ATen/ops/batch_norm_native.h>
 
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 
 #include "comm/base/check.h"
-#include "comm/base/fork_safe_mutex.h"
+#include "comm/base/mutex.h"
 #include "train/sync_batch_norm/function.h"
 #include <maniple/dist.h>
 #include <maniple/train/sync_batch_norm.h>
@@ -44,13 +43,13 @@ struct Converted {
 class Table {
  public:
   void set(const Tensor& tensor, Converted entry) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::erase_if(entries_, [](const auto& item) { return item.second.module.expired(); });
     entries_.insert_or_assign(tensor.unsafeGetTensorImpl(), std::move(entry));
   }
   std::optional<Converted> find(const Tensor& tensor) const {
     if (!tensor.defined()) return std::nullopt;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = entries_.find(tensor.unsafeGetTensorImpl());
     if (found == entries_.end()) return std::nullopt;
     return found->second;
@@ -58,7 +57,7 @@ class Table {
 
  private:
   mutable ForkSafeMutex mutex_;
-  std::unordered_map<const c10::TensorImpl*, Converted> entries_;
+  std::unordered_map<const c10::TensorImpl*, Converted> entries_ MANIPLE_GUARDED_BY(mutex_);
 };
 
 /// Never destroyed: modules may compute until the process ends.

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "comm/base/fork_safe_mutex.h"
+#include "comm/base/mutex.h"
 #include "comm/shm/sleeper.h"
 
 namespace maniple {
@@ -51,6 +51,31 @@ int first_number = 0, second_number = 0;
 int numbers_in_child() {
   const std::lock_guard lock(pair_mutex), other(other_mutex);
   return first_number == second_number ? first_number : 100;
+}
+
+// Destroying a std::condition_variable waits until its waiters have left.
+TEST(CondVar, AChildDestroysItWhileAThreadOfItsParentWaits) {
+  static CondVar* changed;
+  changed = new CondVar;
+  Mutex mutex;
+  bool over = false;
+  Sleeper waiting([&] {
+    MutexLock lock(mutex);
+    changed->wait(lock, [&over] { return over; });
+  });
+  EXPECT_TRUE(waiting.falls_asleep());
+  const int status = run_in_child([] {
+    delete changed;
+    return 3;
+  });
+  EXPECT_EQ(status, 3);
+  {
+    const MutexLock lock(mutex);
+    over = true;
+  }
+  changed->notify_all();
+  waiting.join();
+  delete changed;
 }
 
 TEST(ForkSafeMutex, ForkedChildFindsItUnlockedAndTheDataConsistent) {

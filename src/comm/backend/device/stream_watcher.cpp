@@ -28,7 +28,7 @@ StreamWatcher::StreamWatcher(Options options)
   // Notifies under the lock, so that the watching thread cannot miss it between its check and its wait.
   listener_ = std::make_unique<AbortListener>(abort_, [this] {
     const MutexLock lock(watch_->mutex);
-    changed_->notify_all();
+    changed_.notify_all();
   });
 }
 
@@ -49,7 +49,7 @@ bool StreamWatcher::stop() {
     const MutexLock lock(watch_->mutex);
     stopping_ = true;
   }
-  changed_->notify_all();
+  changed_.notify_all();
   if (thread_.joinable()) thread_.join();
   const MutexLock lock(watch_->mutex);
   return is_idle();
@@ -110,7 +110,7 @@ void StreamWatcher::append(std::list<StreamOperation>& to, StreamOperation opera
     wake = is_idle();
     to.push_back(std::move(operation));
   }
-  if (wake) changed_->notify_all();
+  if (wake) changed_.notify_all();
 }
 
 void StreamWatcher::call_after(std::vector<std::shared_ptr<const DeviceEvent>> events,
@@ -123,7 +123,7 @@ void StreamWatcher::call_after(std::vector<std::shared_ptr<const DeviceEvent>> e
     sends_.insert(sends_.end(), sends.begin(), sends.end());
     calls_.push_back({std::move(events), std::move(then)});
   }
-  changed_->notify_all();
+  changed_.notify_all();
 }
 
 bool StreamWatcher::is_sending() {
@@ -151,8 +151,8 @@ void StreamWatcher::run() {
     // Captured operations are not in any list, so idleness alone does not decide.
     const bool to_abort = engine_ != nullptr && !gave_up_ && abort_.raised();
     if (is_idle() && calls_.empty() && !to_abort) {
-      changed_->notify_all();  // drain() waits for this
-      changed_->wait(lock.native());
+      changed_.notify_all();  // drain() waits for this
+      changed_.wait(lock);
       continue;
     }
     lock.unlock();
@@ -166,7 +166,7 @@ void StreamWatcher::run() {
     if (stopping_) break;
     // Calls start messages once their data has been copied, and another rank may be waiting for them.
     const bool soon = watch_->waiting != 0 || !calls_.empty();
-    changed_->wait_for(lock.native(), soon ? kSoon : kSeldom);
+    changed_.wait_for(lock, soon ? kSoon : kSeldom);
   }
 }
 
@@ -285,7 +285,7 @@ bool StreamWatcher::is_late(StreamOperation& operation, bool oldest) {
   bool called = true;
   if (engine_ != nullptr) {
     for (const LateRank& late : engine_->late_ranks(operation.context.sequence)) {
-      ranks.push_back(options_.global_ranks[static_cast<std::size_t>(late.rank)]);
+      ranks.push_back(options_.global_ranks[late.rank]);
       called = called && late.called;
     }
   }
@@ -368,7 +368,7 @@ bool StreamWatcher::drain(const std::function<bool()>& pointless) {
   const auto is_busy = [this]()
                            MANIPLE_REQUIRES(watch_->mutex) { return !is_idle() || !calls_.empty() || is_sending(); };
   for (int i = 1; is_busy() && !abort_.raised(); ++i) {
-    changed_->wait_for(lock.native(), kPause);
+    changed_.wait_for(lock, kPause);
     if (last && last->expired()) return false;
     if (last || i % kPausesToAsk != 0) continue;
     lock.unlock();

@@ -166,7 +166,7 @@ class StreamWatcher {
   AbortSignal& abort_;
   DevicePlugin* engine_ = nullptr;  // set before the thread starts
   const std::shared_ptr<DeviceWatch> watch_ = std::make_shared<DeviceWatch>();
-  ForkSafeCondition& changed_ = watch_->changed;
+  CondVar& changed_ = watch_->changed;
   std::map<DeviceStream, std::shared_ptr<Queue>> queues_ MANIPLE_GUARDED_BY(watch_->mutex);
   /// Receives, whose copies may be enqueued in any order. Only the watching thread removes entries.
   std::list<StreamOperation> arrivals_ MANIPLE_GUARDED_BY(watch_->mutex);
