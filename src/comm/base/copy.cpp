@@ -41,7 +41,7 @@ bool exceeds_caches(std::size_t bytes, int ranks) noexcept {
     return known > 0 ? static_cast<std::size_t>(known) : kUsual;
   }();
   // The sources are as large as the results, and half of the cache holds other data, including other virtual machines'.
-  return bytes >= cache / 4 / static_cast<std::size_t>(std::max(ranks, 1));
+  return bytes >= cache / 4 / std::max(ranks, 1);
 }
 
 void copy_past_caches(void* to, const void* from, std::size_t bytes) noexcept {

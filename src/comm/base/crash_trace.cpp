@@ -86,7 +86,7 @@ void print_stack(int signal, const siginfo_t& info, const void* context) {
   const int count = ::backtrace(frames.data(), static_cast<int>(frames.size()));
   int first = std::min(kOwnFrames, count);
   for (int i = 0; i < count; ++i) {
-    if (frames[static_cast<std::size_t>(i)] == crashed_at(context)) first = i;
+    if (frames[i] == crashed_at(context)) first = i;
   }
   ::backtrace_symbols_fd(frames.data() + first, std::min(count - first, kShown), STDERR_FILENO);
 }

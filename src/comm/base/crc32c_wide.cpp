@@ -149,11 +149,11 @@ std::uint32_t crc32c_wide(std::uint32_t seed, const void* data, std::size_t size
     const std::uint32_t past = past_lanes(steps);
     const std::uint32_t crc = multiply(multiply(multiply(~value(), past) ^ first, past) ^ second, past) ^ third;
     at += 3 * lane;
-    return crc32c_hardware(~crc, at, static_cast<std::size_t>(end - at));
+    return crc32c_hardware(~crc, at, end - at);
   }
 #endif
   while (static_cast<std::size_t>(end - at) >= kStep) take_step();
-  return crc32c_hardware(value(), at, static_cast<std::size_t>(end - at));
+  return crc32c_hardware(value(), at, end - at);
 }
 
 bool crc32c_has_wide() noexcept {

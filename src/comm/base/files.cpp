@@ -29,7 +29,7 @@ std::vector<std::string> names_in(const std::string& directory) {
 std::string link_target(const std::string& path) {
   std::array<char, PATH_MAX> target;
   const ssize_t length = ::readlink(path.c_str(), target.data(), target.size());
-  return length > 0 ? std::string(target.data(), static_cast<std::size_t>(length)) : std::string();
+  return length > 0 ? std::string(target.data(), length) : std::string();
 }
 
 // Does not use streams: setting one up takes as long as reading a file of /proc.
@@ -44,7 +44,7 @@ std::string file_text(const std::string& path) {
     const ssize_t got = ::read(file.get(), text.data() + size, kStep);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) break;
-    size += static_cast<std::size_t>(got);
+    size += got;
   }
   text.resize(size);
   return text;

@@ -41,7 +41,7 @@ CoreSet CoreSet::of(const std::vector<int>& cores) {
   CoreSet set;
   for (const int core : cores) {
     MANIPLE_ASSERT(core >= 0 && static_cast<std::size_t>(core) < kMostCores);
-    const auto place = static_cast<std::size_t>(core);
+    const std::size_t place = core;
     if (set.words_.size() <= place / kWordBits) set.words_.resize(place / kWordBits + 1);
     set.words_[place / kWordBits] |= std::uint64_t{1} << (place % kWordBits);
   }
@@ -106,7 +106,7 @@ std::string first_line(const char* path) {
 std::string link_target(const char* path) {
   std::array<char, 64> text{};
   const auto length = ::readlink(path, text.data(), text.size());
-  return length > 0 ? std::string(text.data(), static_cast<std::size_t>(length)) : std::string();
+  return length > 0 ? std::string(text.data(), length) : std::string();
 }
 
 }  // namespace

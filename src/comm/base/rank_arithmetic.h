@@ -48,10 +48,7 @@ struct Slice {
   friend bool operator==(const Slice&, const Slice&) = default;
 };
 constexpr Slice slice_of(std::size_t total, int slices, int i) noexcept {
-  const auto n = static_cast<std::size_t>(slices);
-  const auto k = static_cast<std::size_t>(i);
-  const std::size_t each = total / n;
-  const std::size_t longer = total % n;
+  const std::size_t k = i, each = total / slices, longer = total % slices;
   return {k * each + (k < longer ? k : longer), each + (k < longer ? 1 : 0)};
 }
 
@@ -60,11 +57,10 @@ class Slices {
  public:
   Slices(std::size_t count, std::size_t element, int ranks) noexcept : count_(count) {
     const std::size_t line = std::max<std::size_t>(1, 64 / element);
-    const auto n = static_cast<std::size_t>(ranks);
-    each_ = ((count + n - 1) / n + line - 1) / line * line;
+    each_ = ((count + ranks - 1) / ranks + line - 1) / line * line;
   }
-  std::size_t begin(int rank) const noexcept { return std::min(count_, each_ * static_cast<std::size_t>(rank)); }
-  std::size_t end(int rank) const noexcept { return std::min(count_, each_ * static_cast<std::size_t>(rank + 1)); }
+  std::size_t begin(int rank) const noexcept { return std::min(count_, each_ * rank); }
+  std::size_t end(int rank) const noexcept { return std::min(count_, each_ * (rank + 1)); }
   std::size_t size(int rank) const noexcept { return end(rank) - begin(rank); }
 
  private:

@@ -32,20 +32,21 @@ Enum parse(const std::array<std::string_view, N>& names, std::string_view name, 
 }
 
 // The index may be out of range: any number can be cast to the enumeration.
-template <std::size_t N>
-std::string_view name_at(const std::array<std::string_view, N>& names, std::size_t index) noexcept {
+template <class Enum, std::size_t N>
+std::string_view name_at(const std::array<std::string_view, N>& names, Enum value) noexcept {
+  const auto index = static_cast<std::size_t>(value);
   return index < N ? names[index] : "unknown";
 }
 
 }  // namespace
 
-std::string_view to_string(DType dtype) noexcept { return name_at(kDTypes, static_cast<std::size_t>(dtype)); }
+std::string_view to_string(DType dtype) noexcept { return name_at(kDTypes, dtype); }
 std::string to_string(Device device) {
   return device.is_cpu() ? std::string("cpu") : "cuda:" + std::to_string(device.index);
 }
 std::string_view to_string(ReduceOp::Kind kind) noexcept { return name_at(kReduceOps, kind); }
-std::string_view to_string(Op op) noexcept { return name_at(kOps, static_cast<std::size_t>(op)); }
-std::string_view to_string(TransportKind kind) noexcept { return name_at(kTransports, static_cast<std::size_t>(kind)); }
+std::string_view to_string(Op op) noexcept { return name_at(kOps, op); }
+std::string_view to_string(TransportKind kind) noexcept { return name_at(kTransports, kind); }
 
 DType parse_dtype(std::string_view name) { return parse<DType>(kDTypes, name, "dtype"); }
 ReduceOp::Kind parse_reduce_op(std::string_view name) { return parse<ReduceOp::Kind>(kReduceOps, name, "reduce op"); }

@@ -26,7 +26,7 @@ constinit std::array<std::atomic<std::uint64_t>, kNumbers / kBits> kept;
 constinit std::atomic<int> kept_words{0};  // words from this index on are zero
 
 std::uint64_t bit_of(int fd) noexcept { return std::uint64_t{1} << (fd % kBits); }
-std::atomic<std::uint64_t>& word_of(int fd) noexcept { return kept[static_cast<std::size_t>(fd / kBits)]; }
+std::atomic<std::uint64_t>& word_of(int fd) noexcept { return kept[fd / kBits]; }
 
 // Uses only system calls, because other threads of the parent may hold any lock. A descriptor that is open but not yet
 // marked when another thread forks is inherited; avoiding that is not worth a lock.
@@ -34,7 +34,7 @@ void replace_in_child() {
   const int words = kept_words.load(std::memory_order_relaxed);
   int closed = -1;
   for (int word = 0; word < words; ++word) {
-    std::uint64_t bits = kept[static_cast<std::size_t>(word)].exchange(0, std::memory_order_relaxed);
+    std::uint64_t bits = kept[word].exchange(0, std::memory_order_relaxed);
     for (; bits != 0; bits &= bits - 1) {
       const int fd = word * kBits + std::countr_zero(bits);
       if (closed >= 0) {

@@ -17,7 +17,7 @@ std::size_t write_each(std::string_view bytes, const Write& write) noexcept {
     if (written < 0 && errno == EINTR) continue;
     if (written == 0) errno = ENOSPC;  // POSIX permits a result of 0: do not retry forever
     if (written <= 0) break;
-    done += static_cast<std::size_t>(written);
+    done += written;
   }
   return done;
 }
