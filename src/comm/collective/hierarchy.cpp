@@ -36,7 +36,7 @@ void narrow(DType dtype, std::span<const float> from, std::byte* to) {
 }
 
 std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::vector<int> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }
@@ -51,7 +51,7 @@ struct Hierarchy::Run {
   std::string_view forced;
   const Signature& signature;
   const Topology& topology = self.topology_;
-  const std::vector<int>& local = topology.nodes[static_cast<std::size_t>(topology.node_rank())];
+  const std::vector<int>& local = topology.nodes[topology.node_rank()];
   const int me = topology.rank;
   const int my_node = topology.node_rank();
   const int my_local = topology.local_rank();
@@ -85,16 +85,16 @@ struct Hierarchy::Run {
   // ---- Host leaders ----------------------------------------------------------------------------------------------
 
   int host_leader(int node, bool rooted) const {
-    const int root_node = topology.members[static_cast<std::size_t>(op.root)].node_rank;
-    return rooted && node == root_node ? op.root : topology.nodes[static_cast<std::size_t>(node)].front();
+    const int root_node = topology.members[op.root].node_rank;
+    return rooted && node == root_node ? op.root : topology.nodes[node].front();
   }
   std::vector<int> host_leaders(bool rooted) const {
     std::vector<int> result;
     for (int node = 0; node < topology.node_count(); ++node) result.push_back(host_leader(node, rooted));
     return result;
   }
-  int local_index(int rank) const { return topology.members[static_cast<std::size_t>(rank)].local_rank; }
-  int root_node() const { return topology.members[static_cast<std::size_t>(op.root)].node_rank; }
+  int local_index(int rank) const { return topology.members[rank].local_rank; }
+  int root_node() const { return topology.members[op.root].node_rank; }
 
   std::byte* scratch(std::size_t bytes) {
     if (self.scratch_.size() < bytes) self.scratch_.resize(bytes);
@@ -122,7 +122,7 @@ struct Hierarchy::Run {
 
     if (my_local < static_cast<int>(rails)) {
       std::vector<int> members;
-      for (const auto& node : topology.nodes) members.push_back(node[static_cast<std::size_t>(my_local)]);
+      for (const auto& node : topology.nodes) members.push_back(node[my_local]);
       Operation second = stage_of(Op::all_reduce);
       second.count = parts.count(my_local);
       second.in = mine;

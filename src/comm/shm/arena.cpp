@@ -202,7 +202,7 @@ bool Arena::leave_core_of(int rank, std::uint64_t now) noexcept {
   others = allowed;
   const int here = ::sched_getcpu();
   if (here < 0 || here >= CPU_SETSIZE) return false;
-  CPU_CLR(static_cast<std::size_t>(here), &others);
+  CPU_CLR(here, &others);
   if (::sched_setaffinity(0, sizeof others, &others) != 0) return false;
   ::sched_setaffinity(0, sizeof allowed, &allowed);
   return true;

@@ -107,7 +107,7 @@ class Arena {
   int size() const noexcept { return options_.size; }
   /// The world rank of an arena rank.
   int global_rank(int rank) const noexcept {
-    return options_.global_ranks.empty() ? rank : options_.global_ranks[static_cast<std::size_t>(rank)];
+    return options_.global_ranks.empty() ? rank : options_.global_ranks[rank];
   }
 
   // ---- Waiting -------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class Arena {
   static std::size_t index(int rank, std::uint32_t epoch) noexcept {
     constexpr std::uint64_t kReversed = 0xf7b3d591e6a2c480;  // digit i is i with its 4 bits reversed
     static_assert(kContributions == 16);
-    return static_cast<std::size_t>(rank) * kContributions + (kReversed >> (epoch % kContributions * 4) & 15);
+    return rank * kContributions + (kReversed >> (epoch % kContributions * 4) & 15);
   }
   static bool reached(const std::atomic<std::uint32_t>& word, std::uint32_t target) noexcept {
     return static_cast<std::int32_t>(load_acquire(word) - target) >= 0;
@@ -270,7 +270,7 @@ class Arena {
   void check_raised_slowly(std::uint32_t epoch) const;
   [[noreturn]] void throw_raised() const;
   [[noreturn]] void fail_waiting(int rank, Deadline::Clock::time_point since);
-  int name_of(int rank) const { return options_.names.empty() ? rank : options_.names[static_cast<std::size_t>(rank)]; }
+  int name_of(int rank) const { return options_.names.empty() ? rank : options_.names[rank]; }
   RankBlock& of(int rank) const noexcept { return blocks_[rank]; }
   Header& header() const noexcept;
 

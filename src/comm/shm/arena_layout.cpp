@@ -47,7 +47,7 @@ std::size_t least_stage_bytes(std::size_t ranks) {
 
 // Everything except the stage sizes and what follows the stages.
 ArenaLayout fixed_part(int size) {
-  const auto n = static_cast<std::size_t>(size);
+  const std::size_t n = size;
   ArenaLayout layout;
   layout.size = size;
   layout.payload_bytes = payload_bytes_for(n);
@@ -62,14 +62,14 @@ ArenaLayout fixed_part(int size) {
 }
 
 std::size_t all_rings(const ArenaLayout& layout) {
-  const auto n = static_cast<std::size_t>(layout.size);
+  const std::size_t n = layout.size;
   return 2 * n * n * layout.ring_stride;
 }
 
 }  // namespace
 
 ArenaLayout ArenaLayout::of(int size, std::size_t stage_bytes) {
-  const auto n = static_cast<std::size_t>(size);
+  const std::size_t n = size;
   ArenaLayout layout = fixed_part(size);
   layout.stage_bytes = std::max(round_up(stage_bytes, kPage), least_stage_bytes(n));
   layout.stage_slot_bytes = layout.stage_bytes / kStageSlots / kCacheLine * kCacheLine;
@@ -84,7 +84,7 @@ ArenaLayout ArenaLayout::within(int size, std::size_t segment_bytes) {
     throw ProtocolError(fmt::format("shared memory of {} bytes or more expected, got {}", least, segment_bytes));
   }
   const ArenaLayout layout = fixed_part(size);
-  return of(size, (segment_bytes - layout.stages - all_rings(layout)) / static_cast<std::size_t>(size) / kPage * kPage);
+  return of(size, (segment_bytes - layout.stages - all_rings(layout)) / size / kPage * kPage);
 }
 
 std::size_t ArenaLayout::usual_stage_bytes(int size) {

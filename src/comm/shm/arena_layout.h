@@ -34,14 +34,12 @@ struct ArenaLayout {
   static std::size_t usual_stage_bytes(int size);
 
   std::size_t stage_slot(int rank, std::uint32_t step) const noexcept {
-    return stages + static_cast<std::size_t>(rank) * stage_bytes + step % kStageSlots * stage_slot_bytes;
+    return stages + rank * stage_bytes + step % kStageSlots * stage_slot_bytes;
   }
   /// Offset of the ring from one rank to another. `set`: 0 for collectives, 1 for messages.
   std::size_t ring(int set, int from, int to) const noexcept {
-    const auto n = static_cast<std::size_t>(size);
-    return rings +
-           ((static_cast<std::size_t>(set) * n + static_cast<std::size_t>(from)) * n + static_cast<std::size_t>(to)) *
-               ring_stride;
+    const std::size_t n = size;
+    return rings + ((set * n + from) * n + to) * ring_stride;
   }
   std::size_t slots(int from, int to) const noexcept { return ring(1, from, to) + ring_bytes(); }
   std::size_t ring_bytes() const noexcept { return kRingHeadBytes + ring_capacity; }

@@ -35,11 +35,11 @@ class FasterWay {
   /// same variant again.
   void add(double cost) noexcept {
     if (place_ == 0) least_.fill(std::numeric_limits<double>::infinity());
-    double& least = least_[static_cast<std::size_t>(is_tried() ? 1 - way_ : way_)];
+    double& least = least_[is_tried() ? 1 - way_ : way_];
     least = std::min(least, cost);
     ++place_;
     if (place_ == 2 * kTries) {
-      const auto now = static_cast<std::size_t>(way_);
+      const std::size_t now = way_;
       if (least_[1 - now] < kBetter * least_[now]) way_ = 1 - way_;
     } else if (place_ == period_) {
       place_ = 0;

@@ -20,7 +20,7 @@ bool read_process(std::int32_t process, void* to, std::uint64_t from, std::size_
     if (got <= 0) return false;
     at += got;
     from += static_cast<std::uint64_t>(got);
-    bytes -= static_cast<std::size_t>(got);
+    bytes -= got;
   }
   return true;
 }
@@ -37,12 +37,11 @@ PeerMemory::Identity PeerMemory::identify() {
 }
 
 bool PeerMemory::read(int rank, const Identity& identity, void* to, std::uint64_t from, std::size_t bytes) {
-  const auto index = static_cast<std::size_t>(rank);
-  if (!known_[index]) {
+  if (!known_[rank]) {
     std::uint64_t word = 0;
     if (identity.word == 0 || !read_process(identity.process, &word, identity.address, sizeof word)) return false;
     if (word != identity.word) return false;
-    known_[index] = true;
+    known_[rank] = true;
   }
   return read_process(identity.process, to, from, bytes);
 }

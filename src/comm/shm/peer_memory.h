@@ -22,7 +22,7 @@ class PeerMemory {
     std::uint64_t word;
   };
 
-  explicit PeerMemory(int size) : known_(static_cast<std::size_t>(size)) {}
+  explicit PeerMemory(int size) : known_(size) {}
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
 

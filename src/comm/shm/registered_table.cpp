@@ -34,8 +34,8 @@ RegisteredMemory RegisteredTable::add(std::shared_ptr<Segment> segment, std::spa
         fmt::format("registered memory of {} bytes expected, got {}", segment_bytes(sizes), segment->size()));
   }
   std::size_t offset = kTablePage;
-  for (int r = 0; r < local_rank; ++r) offset += part_bytes(sizes[static_cast<std::size_t>(r)]);
-  const std::size_t bytes = sizes[static_cast<std::size_t>(local_rank)];
+  for (int r = 0; r < local_rank; ++r) offset += part_bytes(sizes[r]);
+  const std::size_t bytes = sizes[local_rank];
   segment->populate(offset, part_bytes(bytes));
   segment->share_with_children();
   std::byte* data = segment->data() + offset;

@@ -263,7 +263,7 @@ struct Exchange::Impl {
     return info;
   }
 
-  int global_rank(int of) const { return mesh.options_.global_ranks[static_cast<std::size_t>(of)]; }
+  int global_rank(int of) const { return mesh.options_.global_ranks[of]; }
 
   Mesh& mesh;
   std::vector<int> members;
@@ -295,7 +295,7 @@ int Exchange::size() const noexcept { return static_cast<int>(impl_->members.siz
 Exchange::Ticket Exchange::send(int peer, std::span<const std::byte> bytes) {
   return impl_->guarded([&] {
     impl_->mesh.options_.abort->check();
-    FrameSender& sender = impl_->mesh.sender(impl_->members[static_cast<std::size_t>(peer)]);
+    FrameSender& sender = impl_->mesh.sender(impl_->members[peer]);
     Transfer& transfer = impl_->add_transfer(bytes.size());
     transfer.from = bytes.data();
     const bool was_idle = !sender.pending();
@@ -308,7 +308,7 @@ Exchange::Ticket Exchange::send(int peer, std::span<const std::byte> bytes) {
 }
 
 Exchange::Ticket Exchange::recv(int peer, std::span<std::byte> bytes) {
-  FrameReceiver& receiver = impl_->mesh.receiver(impl_->members[static_cast<std::size_t>(peer)]);
+  FrameReceiver& receiver = impl_->mesh.receiver(impl_->members[peer]);
   Transfer& transfer = impl_->add_transfer(bytes.size());
   transfer.to = bytes.data();
   if (!receiver.pending()) impl_->receivers.push_back(&receiver);

@@ -12,14 +12,14 @@ constexpr std::size_t kScratchAlignment = 64;
 
 Mesh::Mesh(MeshOptions options)
     : options_(std::move(options)), channel_options_(tcp_channel_options()), waiter_(options_.waiting) {
-  const std::size_t ranks = options_.global_ranks.size();
-  MANIPLE_ASSERT(options_.rank >= 0 && static_cast<std::size_t>(options_.rank) < ranks && options_.abort != nullptr);
+  const auto ranks = std::ssize(options_.global_ranks);
+  MANIPLE_ASSERT(options_.rank >= 0 && options_.rank < ranks && options_.abort != nullptr);
   senders_.resize(ranks);
   receivers_.resize(ranks);
 }
 
 FrameSender& Mesh::sender(int rank) {
-  auto& sender = senders_[static_cast<std::size_t>(rank)];
+  auto& sender = senders_[rank];
   if (!sender) {
     sender = std::make_unique<FrameSender>(
         peer(rank), options_.streams, [this, rank](int stream, Deadline deadline) -> std::unique_ptr<ByteSink> {
@@ -36,17 +36,17 @@ FrameSender& Mesh::sender(int rank) {
 }
 
 void Mesh::move(int rank) {
-  const FrameReceiver* const receiver = receivers_[static_cast<std::size_t>(rank)].get();
+  const FrameReceiver* const receiver = receivers_[rank].get();
   const int fd = receiver == nullptr ? -1 : receiver->connection();
-  if (fd >= 0) senders_[static_cast<std::size_t>(rank)]->move_to(make_tcp_sink(duplicate(fd), channel_options_));
+  if (fd >= 0) senders_[rank]->move_to(make_tcp_sink(duplicate(fd), channel_options_));
 }
 
 FrameReceiver& Mesh::receiver(int rank) {
-  auto& receiver = receivers_[static_cast<std::size_t>(rank)];
+  auto& receiver = receivers_[rank];
   if (!receiver) {
     receiver = std::make_unique<FrameReceiver>(peer(rank), [this, rank](int stream) -> std::unique_ptr<ByteSource> {
       if (stream == FrameReceiver::kOwnConnection) {
-        const FrameSender* const own = senders_[static_cast<std::size_t>(rank)].get();
+        const FrameSender* const own = senders_[rank].get();
         const int fd = own == nullptr ? -1 : own->connection();
         return fd < 0 ? nullptr : make_tcp_source(duplicate(fd), channel_options_);
       }

@@ -56,7 +56,7 @@ class Mesh {
 
  private:
   friend class Exchange;
-  Peer peer(int rank) const { return {rank, options_.global_ranks[static_cast<std::size_t>(rank)]}; }
+  Peer peer(int rank) const { return {rank, options_.global_ranks[rank]}; }
   FrameSender& sender(int rank);
   FrameReceiver& receiver(int rank);
   void move(int rank);

@@ -236,7 +236,7 @@ bool MessageEngine::open_outgoing(int rank) {
 }
 
 bool MessageEngine::expects_from(int rank) const {
-  const PeerState& peer = peers_[static_cast<std::size_t>(rank)];
+  const PeerState& peer = peers_[rank];
   if (peer.broken) return false;
   if (peer.receiving || peer.buffering) return true;
   return std::any_of(receives_.begin(), receives_.end(),
@@ -400,7 +400,7 @@ void MessageEngine::idle(Lock& lock, std::uint32_t seen, Deadline limit) {
   bool rings = false;
   bool awaits_connection = false;
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
-    const PeerState& peer = peers_[static_cast<std::size_t>(rank)];
+    const PeerState& peer = peers_[rank];
     if (rank == options_.rank) continue;  // the ring to itself moves only when this engine runs
     if (!peer.sends.empty() && peer.sender) {
       if (peer.sender->fd() >= 0) waiting.push_back({peer.sender->fd(), POLLOUT, 0});

@@ -130,9 +130,9 @@ class MessageEngine {
   void idle(Lock& lock, std::uint32_t seen, Deadline limit);
   void wake_sleepers() const;
   void background();
-  Peer peer_of(int rank) const { return {rank, options_.global_ranks[static_cast<std::size_t>(rank)]}; }
+  Peer peer_of(int rank) const { return {rank, options_.global_ranks[rank]}; }
   std::string name_of(int rank) const { return peer_of(rank).name(); }
-  PeerState& state(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
+  PeerState& state(int rank) { return peers_[rank]; }
 
   MessageEngineOptions options_;
   TcpChannelOptions channel_options_ = tcp_channel_options();

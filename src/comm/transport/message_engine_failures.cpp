@@ -44,7 +44,7 @@ void MessageEngine::fail_peer(int rank, const std::exception_ptr& cause) {
   if (peer.buffering) unexpected_bytes_ -= peer.buffering->bytes.size();
   peer.buffering.reset();
   const bool no_peer_left = std::all_of(peers_.begin(), peers_.end(), [this](const PeerState& other) {
-    return other.broken || &other == &peers_[static_cast<std::size_t>(options_.rank)];
+    return other.broken || &other == &peers_[options_.rank];
   });
   for (auto it = receives_.begin(); it != receives_.end();) {
     // A receive from any source fails only if no rank remains that could send.
@@ -83,7 +83,7 @@ void MessageEngine::fail_expired(bool moved) {
   // Otherwise a rank that is present.
   int last_to_leave = kAnyone;
   for (int rank = 0; rank < static_cast<int>(peers_.size()); ++rank) {
-    const PeerState& peer = peers_[static_cast<std::size_t>(rank)];
+    const PeerState& peer = peers_[rank];
     if (rank == options_.rank || peer.broken) continue;
     last_to_leave = rank;
     if (peer.gone == LossKind::unknown) break;

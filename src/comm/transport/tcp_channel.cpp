@@ -70,7 +70,7 @@ class TcpSink final : public ByteSink {
     message.msg_iov = const_cast<iovec*>(parts.data());  // sendmsg only reads it
     message.msg_iovlen = parts.size();
     const ssize_t moved = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (moved >= 0) return static_cast<std::size_t>(moved);
+    if (moved >= 0) return moved;
     if (would_block(errno)) return 0;
     throw_system_error("send");
   }
@@ -88,7 +88,7 @@ class TcpSource final : public ByteSource {
 
   std::size_t read_some(std::span<const iovec> parts) override {
     const ssize_t moved = ::readv(socket_.get(), parts.data(), static_cast<int>(parts.size()));
-    if (moved > 0) return static_cast<std::size_t>(moved);
+    if (moved > 0) return moved;
     if (moved == 0) throw SystemError("connection closed by the peer", ECONNRESET);
     if (would_block(errno)) return 0;
     throw_system_error("receive");

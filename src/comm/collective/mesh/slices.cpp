@@ -23,8 +23,8 @@ class SlicePipeline {
         element_(size_of(work.reduction.dtype)),
         chunk_(chunk_elements(work.slices.largest(), element_)),
         lag_(lag_of(Chunks{{0, work.slices.largest()}, chunk_}.count())),
-        raw_tickets_(static_cast<std::size_t>(size_) * slots_each()) {
-    const std::size_t slots = static_cast<std::size_t>(size_) * slots_each() * chunk_ * element_;
+        raw_tickets_(size_ * slots_each()) {
+    const std::size_t slots = size_ * slots_each() * chunk_ * element_;
     const std::size_t kept = work.own == nullptr ? work.slices.count(rank_) * element_ : 0;
     const std::span<std::byte> scratch = exchange.scratch(slots + kept);
     slots_ = scratch.data();
@@ -53,11 +53,10 @@ class SlicePipeline {
   }
 
   std::byte* slot(std::size_t chunk, int peer) const {
-    return slots_ + (chunk % slots_each() * static_cast<std::size_t>(size_) + static_cast<std::size_t>(peer)) * chunk_ *
-                        element_;
+    return slots_ + (chunk % slots_each() * size_ + peer) * chunk_ * element_;
   }
   Exchange::Ticket& raw_ticket(std::size_t chunk, int peer) {
-    return raw_tickets_[chunk % slots_each() * static_cast<std::size_t>(size_) + static_cast<std::size_t>(peer)];
+    return raw_tickets_[chunk % slots_each() * size_ + peer];
   }
 
   void post_receives(std::size_t step) {
@@ -130,18 +129,16 @@ void reduce_at_once(Exchange& exchange, const Operation& operation, SliceWork::A
   const auto in_audience = [&](int peer) {
     return audience == SliceWork::Audience::everyone || peer == operation.root;
   };
-  const std::span<std::byte> scratch =
-      in_audience(rank) ? exchange.scratch(bytes * static_cast<std::size_t>(size)) : std::span<std::byte>();
+  const std::span<std::byte> scratch = in_audience(rank) ? exchange.scratch(bytes * size) : std::span<std::byte>();
 
-  std::vector<const void*> sources(static_cast<std::size_t>(size));
+  std::vector<const void*> sources(size);
   for (int distance = 1; distance < size; ++distance) {
     const int peer = ring_rank(rank, -distance, size);
-    const auto place =
-        in_audience(rank) ? scratch.subspan(bytes * static_cast<std::size_t>(peer), bytes) : std::span<std::byte>();
-    sources[static_cast<std::size_t>(peer)] = place.data();
+    const auto place = in_audience(rank) ? scratch.subspan(bytes * peer, bytes) : std::span<std::byte>();
+    sources[peer] = place.data();
     exchange.recv(peer, place);
   }
-  sources[static_cast<std::size_t>(rank)] = operation.in;
+  sources[rank] = operation.in;
   for (int distance = 1; distance < size; ++distance) {
     const int peer = ring_rank(rank, distance, size);
     exchange.send(peer, in_audience(peer) ? std::span(operation.in, bytes) : std::span<const std::byte>());

@@ -27,8 +27,8 @@ inline Slice part_of(const Parts& parts, int rank) noexcept { return {parts.offs
 
 /// Cuts `total` elements into one nearly equal part per rank.
 inline Parts even_parts(std::size_t total, int ranks) {
-  std::vector<std::size_t> counts(static_cast<std::size_t>(ranks));
-  for (int rank = 0; rank < ranks; ++rank) counts[static_cast<std::size_t>(rank)] = slice_of(total, ranks, rank).count;
+  std::vector<std::size_t> counts(ranks);
+  for (int rank = 0; rank < ranks; ++rank) counts[rank] = slice_of(total, ranks, rank).count;
   return Parts(counts);
 }
 

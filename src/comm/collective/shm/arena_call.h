@@ -27,7 +27,7 @@ namespace maniple {
 template <class T>
 class RankList {
  public:
-  explicit RankList(int size) : size_(static_cast<std::size_t>(size)) {
+  explicit RankList(int size) : size_(size) {
     if (size_ > kFew) many_ = std::make_unique<T[]>(size_);
   }
   T& operator[](int rank) noexcept { return data()[rank]; }
@@ -61,7 +61,7 @@ void run_alone(const Operation& operation);
 
 /// Whether the contributions have room for the counts of an uneven all_to_all, one per rank.
 inline bool arena_holds_counts(const Arena& arena) noexcept {
-  return static_cast<std::size_t>(arena.size()) * sizeof(std::uint64_t) <= arena.payload_bytes();
+  return arena.size() * sizeof(std::uint64_t) <= arena.payload_bytes();
 }
 
 /// For all_to_all: throws a Mismatch if the element count that rank `from` sends differs from the one this rank

@@ -8,6 +8,7 @@
 // Cost per rank: one copy in, one copy out. A rank's own part is copied directly, not through the stage.
 
 #include <cstring>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -29,8 +30,7 @@ class StagedMove {
         size_(call.size()),
         copy_result_(result_copy_of(op, call.size())) {
     cells_ = op.op == Op::scatter || op.op == Op::reduce_scatter || op.op == Op::all_to_all;
-    const std::size_t bytes =
-        cells_ ? arena_.stage_slot_bytes() / static_cast<std::size_t>(size_) : arena_.stage_slot_bytes();
+    const std::size_t bytes = cells_ ? arena_.stage_slot_bytes() / size_ : arena_.stage_slot_bytes();
     base_ = arena_.step_base();
     std::size_t longest = op.op == Op::broadcast ? op.count : op.parts.largest();
     if (op.op == Op::all_to_all) {
@@ -67,7 +67,7 @@ class StagedMove {
   }
   // Every rank's list of counts is sent first, so that a mismatch is found before data are moved.
   std::uint32_t count_steps() const {
-    const std::size_t bytes = static_cast<std::size_t>(size_) * sizeof(std::uint64_t);
+    const std::size_t bytes = size_ * sizeof(std::uint64_t);
     return static_cast<std::uint32_t>((bytes + arena_.stage_slot_bytes() - 1) / arena_.stage_slot_bytes());
   }
 
@@ -122,7 +122,7 @@ class StagedMove {
     }
   }
 
-  std::byte* cell(std::byte* slot, int rank) const { return slot + block_ * element_ * static_cast<std::size_t>(rank); }
+  std::byte* cell(std::byte* slot, int rank) const { return slot + block_ * element_ * rank; }
 
   void drain(std::uint32_t k) {
     if (exchange_counts_ && k < count_steps()) {
@@ -158,9 +158,7 @@ class StagedMove {
     }
   }
 
-  const std::byte* cell_of(const std::byte* slot) const {
-    return slot + block_ * element_ * static_cast<std::size_t>(me_);
-  }
+  const std::byte* cell_of(const std::byte* slot) const { return slot + block_ * element_ * me_; }
 
   void reduce_cells(std::uint32_t k) {
     arena_.await_all(Counter::filled, base_ + k + 1, call_.context);
@@ -180,19 +178,18 @@ class StagedMove {
   void fill_counts(std::byte* slot, std::uint32_t k) {
     for (std::size_t i = 0; i < counts_per_step(); ++i) {
       const std::size_t r = counts_per_step() * k + i;
-      if (r >= static_cast<std::size_t>(size_)) break;
+      if (std::cmp_greater_equal(r, size_)) break;
       const std::uint64_t count = op_.in_parts.count(static_cast<int>(r));
       std::memcpy(slot + i * sizeof count, &count, sizeof count);
     }
   }
 
   void check_counts(std::uint32_t k) {
-    const std::size_t mine = static_cast<std::size_t>(me_);
     arena_.await_all(Counter::filled, base_ + k + 1, call_.context);
-    if (mine / counts_per_step() != k) return;
+    if (me_ / counts_per_step() != k) return;
     for (int r = 0; r < size_; ++r) {
       std::uint64_t theirs = 0;
-      std::memcpy(&theirs, arena_.stage_slot(r, base_ + k) + mine % counts_per_step() * sizeof theirs, sizeof theirs);
+      std::memcpy(&theirs, arena_.stage_slot(r, base_ + k) + me_ % counts_per_step() * sizeof theirs, sizeof theirs);
       check_arena_count(arena_, r, theirs, op_.out_parts.count(r));
     }
   }

@@ -26,7 +26,7 @@ class StagedReduce {
     // Two chunks suffice for the phases to overlap, and fewer chunks mean fewer waits.
     const std::size_t line = 64 / element_;
     const std::size_t most = arena_.stage_slot_bytes() / element_;
-    const std::size_t least = 16384 / element_ * static_cast<std::size_t>(call.size());
+    const std::size_t least = 16384 / element_ * call.size();
     chunk_ = std::min(most, std::max({op.count / 2, least, line}));
     chunk_ = std::max(line, chunk_ / line * line);
     steps_ = static_cast<std::uint32_t>((op.count + chunk_ - 1) / chunk_);
