@@ -78,7 +78,7 @@ void detail::GroupImpl::set_up(Deadline deadline) {
   device_engine_ = choice.device != nullptr;
   abort_ = std::make_shared<AbortSignal>();
   store_ = make_prefix_store("maniple/group/" + facts_.name, facts_.session->store());
-  recorder_ = std::make_shared<Recorder>(static_cast<std::size_t>(knob_integer(Knob::recorder)));
+  recorder_ = std::make_shared<Recorder>(knob_integer(Knob::recorder));
   Session::GroupLink link;
   for (const auto& member : facts_.topology.members) link.members.push_back(member.global_rank);
   link.abort = abort_;

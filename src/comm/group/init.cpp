@@ -40,7 +40,7 @@ Topology topology_of(const Session& session, const std::vector<int>& global_rank
     const PeerInfo& peer = session.peer(global_ranks[r]);
     const auto [it, fresh] = nodes.emplace(peer.host_key, static_cast<int>(nodes.size()));
     if (fresh) topology.nodes.emplace_back();
-    auto& node = topology.nodes[static_cast<std::size_t>(it->second)];
+    auto& node = topology.nodes[it->second];
     topology.members.push_back({global_ranks[r], it->second, static_cast<int>(node.size()), peer.host_name, peer.pid});
     node.push_back(static_cast<int>(r));
     if (global_ranks[r] == session.rank()) topology.rank = static_cast<int>(r);
@@ -64,7 +64,7 @@ std::shared_ptr<ProcessGroup> make_world(RendezvousResult result, const InitOpti
   chosen.knobs[Knob::algorithm] = facts.algorithm;
   if (facts.backend == "mpi") chosen.knobs[Knob::mpi] = chosen_mpi();
   facts.session = Session::start(std::move(result), facts.transport, chosen, deadline);
-  std::vector<int> everyone(static_cast<std::size_t>(facts.session->world_size()));
+  std::vector<int> everyone(facts.session->world_size());
   std::iota(everyone.begin(), everyone.end(), 0);
   facts.topology = topology_of(*facts.session, everyone);
   auto world = std::make_shared<ProcessGroup>(std::make_unique<detail::GroupImpl>(std::move(facts), deadline));
@@ -178,8 +178,7 @@ std::shared_ptr<ProcessGroup> make_group(detail::GroupImpl& parent, const std::s
   GroupFacts facts = parent.facts();
   facts.name = name;
   std::vector<int> global_ranks;
-  for (const int rank : ranks)
-    global_ranks.push_back(parent.facts().topology.members[static_cast<std::size_t>(rank)].global_rank);
+  for (const int rank : ranks) global_ranks.push_back(parent.facts().topology.members[rank].global_rank);
   facts.topology = topology_of(*facts.session, global_ranks);
   facts.timeout = options.timeout.value_or(facts.timeout);
   facts.transport = options.transport.value_or(facts.transport);
@@ -260,7 +259,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const Grou
   require_member("split");
   const Deadline deadline = Deadline::after(impl_->limit(call));
   const std::int64_t mine[3] = {color, key, static_cast<std::int64_t>(Parts(words_of(options)).hash())};
-  std::vector<std::int64_t> all(3 * static_cast<std::size_t>(size()));
+  std::vector<std::int64_t> all(3 * size());
   Operation exchange = all_gather_operation({rank(), size()}, buffer_of(std::span(mine)), buffer_of(all), {}, call);
   impl_->run_now(exchange, call);
   const std::string name = fmt::format("{}/{}.{}", impl_->facts().name, impl_->next_group(), color);
@@ -271,7 +270,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const Grou
   std::vector<std::pair<std::int64_t, int>> chosen;  // (key, rank)
   bool agreed = true;
   for (int r = 0; r < size(); ++r) {
-    const auto at = 3 * static_cast<std::size_t>(r);
+    const int at = 3 * r;
     if (all[at] != color) continue;
     chosen.emplace_back(all[at + 1], r);
     agreed = agreed && all[at + 2] == mine[2];
@@ -313,7 +312,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::shrink(const GroupOptions& options, 
   const auto make = [&](const detector::Survivors& decision) {
     std::vector<int> ranks;
     for (int r = 0; r < size(); ++r) {
-      if (has(decision.members, request.members[static_cast<std::size_t>(r)])) ranks.push_back(r);
+      if (has(decision.members, request.members[r])) ranks.push_back(r);
     }
     impl_->set_last_shrink(decision.seq);
     return make_group(*impl_, fmt::format("{}/survivors-{}", facts.name, decision.seq), ranks, options, deadline);

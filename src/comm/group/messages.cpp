@@ -48,7 +48,7 @@ MessageWait detail::GroupImpl::oldest_message() const {
   MessageWait wait{message.since, describe(context_of(message)), "any rank"};
   wait.call.pop_back();  // the space before a reason
   if (message.peer != kAnySource) {
-    const auto& peer = facts_.topology.members[static_cast<std::size_t>(message.peer)];
+    const auto& peer = facts_.topology.members[message.peer];
     wait.whom = fmt::format("rank {} (pid {} on {})", message.peer, peer.pid, peer.host);
   }
   if (awaited.more > 0) wait.whom += fmt::format("; {} more messages are waited for", awaited.more);

@@ -29,7 +29,7 @@ class Objects {
       : group_(group), call_(call), context_(context) {}
 
   std::vector<std::size_t> lengths(std::size_t mine) {
-    std::vector<std::int64_t> all(static_cast<std::size_t>(group_.size()));
+    std::vector<std::int64_t> all(group_.size());
     const std::int64_t length = static_cast<std::int64_t>(mine);
     execute(all_gather_operation(shape(), buffer_of(std::span(&length, 1)), buffer_of(all), {}, call_));
     return {all.begin(), all.end()};
@@ -46,7 +46,7 @@ class Objects {
     return all;
   }
   std::string scatter(std::string_view all, int root, std::span<const std::size_t> lengths) {
-    std::string mine(lengths[static_cast<std::size_t>(group_.rank())], '\0');
+    std::string mine(lengths[group_.rank()], '\0');
     execute(scatter_operation(shape(), bytes_of(all), bytes_of(mine), root, lengths, call_));
     return mine;
   }
@@ -81,7 +81,7 @@ std::string ProcessGroup::broadcast_object(std::string_view object, int root, co
     std::int64_t length = rank() == root ? static_cast<std::int64_t>(object.size()) : 0;
     objects.broadcast(buffer_of(std::span(&length, 1)), root);
     result.assign(rank() == root ? object : std::string_view());
-    result.resize(static_cast<std::size_t>(length));
+    result.resize(length);
     objects.broadcast(bytes_of(result), root);
   });
   return result;
@@ -120,12 +120,12 @@ std::string ProcessGroup::scatter_objects(std::span<const std::string> given, in
   const CallOptions call = called_at(options, where);
   if (!impl_->takes_part("scatter_objects")) return {};
   require_root(root, size());
-  MANIPLE_REQUIRE(rank() != root || given.size() == static_cast<std::size_t>(size()),
-                  "scatter_objects: {} objects for {} ranks", given.size(), size());
+  MANIPLE_REQUIRE(rank() != root || std::ssize(given) == size(), "scatter_objects: {} objects for {} ranks",
+                  given.size(), size());
   std::string result;
   impl_->run_tasks(Op::scatter, call, [&](OperationContext& context) {
     Objects objects(*impl_, call, context);
-    std::vector<std::int64_t> lengths(static_cast<std::size_t>(size()));
+    std::vector<std::int64_t> lengths(size());
     std::string all;
     if (rank() == root) {
       for (std::size_t i = 0; i < given.size(); ++i) {

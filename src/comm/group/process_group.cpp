@@ -62,11 +62,11 @@ void ProcessGroup::monitored_barrier(Seconds timeout, const CallOptions& options
     const std::vector<bool> there = store().check(keys);
     std::vector<int> missing;
     for (int r = 0; r < size(); ++r) {
-      if (!there[static_cast<std::size_t>(r)]) missing.push_back(r);
+      if (!there[r]) missing.push_back(r);
     }
     if (missing.empty()) break;  // the last rank arrived during the check
     ErrorInfo info = impl_->context_of("monitored_barrier");
-    for (const int r : missing) info.ranks.push_back(topology().members[static_cast<std::size_t>(r)].global_rank);
+    for (const int r : missing) info.ranks.push_back(topology().members[r].global_rank);
     info.waited_s = timeout.count();
     info.reason = fmt::format("timed out after {:.1f} s: {} of {} ranks arrived, waiting for rank{} {}",
                               timeout.count(), size() - static_cast<int>(missing.size()), size(),
@@ -94,7 +94,7 @@ RegisteredMemory ProcessGroup::allocate_shared(std::size_t bytes, const CallOpti
   RegisteredMemory memory;
   impl_->run_tasks(Op::allocate, call, [&](OperationContext& context) {
     const std::int64_t mine = static_cast<std::int64_t>(bytes);
-    std::vector<std::int64_t> all(static_cast<std::size_t>(size()));
+    std::vector<std::int64_t> all(size());
     Operation sizes = all_gather_operation({rank(), size()}, buffer_of(std::span(&mine, 1)), buffer_of(all), {}, call);
     impl_->execute(sizes, context);
     for (std::size_t r = 1; r < all.size(); ++r) {
@@ -125,7 +125,7 @@ RegisteredMemory ProcessGroup::allocate(std::size_t bytes, Device device, const 
   RegisteredMemory memory;
   impl_->run_tasks(Op::allocate, call, [&](OperationContext& context) {
     const std::int64_t mine = static_cast<std::int64_t>(bytes);
-    std::vector<std::int64_t> all(static_cast<std::size_t>(size()));
+    std::vector<std::int64_t> all(size());
     Operation sizes = all_gather_operation({rank(), size()}, buffer_of(std::span(&mine, 1)), buffer_of(all), {}, call);
     impl_->execute(sizes, context);
     try {

@@ -65,13 +65,13 @@ Parts parts_of(Op op, DType dtype, std::size_t each, std::span<const std::size_t
   const std::size_t most = most_elements(dtype);
   if (counts.empty()) {
     std::size_t total = 0;
-    MANIPLE_REQUIRE(!__builtin_mul_overflow(each, static_cast<std::size_t>(size), &total) && total <= most,
+    MANIPLE_REQUIRE(!__builtin_mul_overflow(each, size, &total) && total <= most,
                     "{}: {} elements of {} for each of {} ranks exceed the maximum of {} in all", to_string(op), each,
                     to_string(dtype), size, most);
     return {each, size};
   }
-  MANIPLE_REQUIRE(counts.size() == static_cast<std::size_t>(size), "{}: {} counts in a group of {} ranks",
-                  to_string(op), counts.size(), size);
+  MANIPLE_REQUIRE(std::ssize(counts) == size, "{}: {} counts in a group of {} ranks", to_string(op), counts.size(),
+                  size);
   // A sum that wraps around would look small.
   std::size_t total = 0;
   for (std::size_t rank = 0; rank < counts.size(); ++rank) {
@@ -267,7 +267,7 @@ Operation all_to_all_operation(GroupShape group, ConstBuffer input, Buffer outpu
                   "all_to_all: give counts for both input and output, or for neither");
   Operation operation = base(kOp, input.dtype, call);
   if (input_counts.empty()) {
-    const auto size = static_cast<std::size_t>(group.size);
+    const std::size_t size = group.size;
     MANIPLE_REQUIRE(input.count % size == 0, "all_to_all: {} elements cannot be cut into {} equal parts; give counts",
                     input.count, size);
     require_count(kOp, "output", output.count, input.count);

@@ -248,7 +248,7 @@ struct Acceptor::Impl {
         on_hang_up(it);
         return false;
       }
-      it->in.append(buffer, static_cast<std::size_t>(got));
+      it->in.append(buffer, got);
       if (it->stage == Stage::header && !may_begin_header(it->in)) {
         refuse_silently(it, describe_foreign_client(it->in));
         return false;

@@ -41,7 +41,7 @@ class Conversation {
       const ssize_t more = ::recv(fd_, bytes.data() + got, count - got, 0);
       if (more == 0) throw HungUp{"connection closed during the handshake"};
       if (more > 0) {
-        got += static_cast<std::size_t>(more);
+        got += more;
       } else {
         wait_or_throw(POLLIN);
       }

@@ -215,7 +215,7 @@ void fill_random(std::span<std::uint8_t> bytes) {
     const ssize_t got = ::getrandom(bytes.data(), bytes.size(), 0);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw_system_error("getrandom");
-    bytes = bytes.subspan(static_cast<std::size_t>(got));
+    bytes = bytes.subspan(got);
   }
 }
 

@@ -36,7 +36,7 @@ std::optional<WireMessage> MessageReader::next(std::string_view& bytes) {
     taken_ = 0;
     in_body_ = true;
   }
-  const auto step = static_cast<std::size_t>(std::min<std::uint64_t>(missing_, bytes.size()));
+  const std::size_t step = std::min<std::uint64_t>(missing_, bytes.size());
   message_.body.append(bytes.substr(0, step));
   bytes.remove_prefix(step);
   missing_ -= step;
@@ -66,7 +66,7 @@ MessageStream::Received MessageStream::receive(std::span<char> room) {
   for (;;) {
     const ssize_t got = ::recv(fd_.get(), room.data(), room.size(), MSG_DONTWAIT);
     if (got > 0) {
-      received_ = room.first(static_cast<std::size_t>(got));
+      received_ = room.first(got);
       return {.state = Received::State::bytes, .bytes = received_.size()};
     }
     if (got == 0) return {.state = Received::State::end};

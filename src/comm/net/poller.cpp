@@ -72,7 +72,7 @@ int Poller::limit_ms() const { return alarms_.empty() ? -1 : alarms_.begin()->fi
 
 bool Poller::wait(int limit_ms) noexcept {
   const int count = ::epoll_wait(epoll_.get(), events_.data(), static_cast<int>(events_.size()), limit_ms);
-  event_count_ = count > 0 ? static_cast<std::size_t>(count) : 0;
+  event_count_ = count > 0 ? count : 0;
   return count >= 0 || errno == EINTR;
 }
 

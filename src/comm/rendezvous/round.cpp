@@ -156,7 +156,7 @@ class Try {
   }
 
   std::vector<int> all_ranks() const {
-    std::vector<int> ranks(static_cast<std::size_t>(options_.world_size));
+    std::vector<int> ranks(options_.world_size);
     std::iota(ranks.begin(), ranks.end(), 0);
     return ranks;
   }

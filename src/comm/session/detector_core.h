@@ -224,7 +224,7 @@ class Core {
   void compare_calls(const Compare& message);
 
   int size() const { return static_cast<int>(members_.size()); }
-  const Member& member(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
+  const Member& member(int rank) const { return members_[rank]; }
   std::vector<int> linked() const;
   void put(Effect effect) { effects_->push_back(std::move(effect)); }
   void send(int peer, Message message);

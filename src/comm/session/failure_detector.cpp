@@ -24,7 +24,7 @@ struct FailureDetector::Impl : std::enable_shared_from_this<FailureDetector::Imp
         core(own_rank, members(), heartbeat),
         probes(loop) {}
 
-  const PeerInfo& info(int r) const { return peers[static_cast<std::size_t>(r)]; }
+  const PeerInfo& info(int r) const { return peers[r]; }
   bool same_host(int r) const { return info(r).host_key == info(rank).host_key; }
   std::vector<detector::Core::Member> members() const {
     std::vector<detector::Core::Member> result;

@@ -35,7 +35,7 @@ class Session : public Connector {
 
   int rank() const noexcept { return rendezvous_.identity.rank; }
   int world_size() const noexcept { return rendezvous_.identity.world_size; }
-  const PeerInfo& peer(int rank) const { return table_.peers.at(static_cast<std::size_t>(rank)); }
+  const PeerInfo& peer(int rank) const { return table_.peers.at(rank); }
   std::uint64_t world_id() const noexcept { return table_.world_id; }
   const std::shared_ptr<Store>& store() const noexcept { return rendezvous_.store; }
   bool same_process(int rank) const { return peer(rank).process == peer(this->rank()).process; }

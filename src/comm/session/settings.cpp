@@ -31,7 +31,7 @@ std::string value_of(const Settings& settings, const std::string& name) {
 
 // "rank 3 (pid 4711 on node7)", "ranks 0-2 (node1, node2)"
 std::string describe(const std::vector<SettingsOf>& all, const std::vector<int>& ranks) {
-  const auto of = [&](int rank) -> const SettingsOf& { return all[static_cast<std::size_t>(rank)]; };
+  const auto of = [&](int rank) -> const SettingsOf& { return all[rank]; };
   if (ranks.size() == 1) return of(ranks.front()).description;
   std::vector<std::string> hosts;
   for (const int rank : ranks) {

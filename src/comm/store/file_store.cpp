@@ -331,7 +331,7 @@ class FileStore final : public Store {
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) throw_system_error(fmt::format("read file store {}", path_));
       if (got == 0) break;
-      done += static_cast<std::size_t>(got);
+      done += got;
     }
     bytes.resize(done);
     return bytes;

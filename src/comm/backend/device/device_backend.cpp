@@ -25,10 +25,10 @@ class GroupDescriptors final : public DescriptorExchange {
   explicit GroupDescriptors(const BackendContext& context) : context_(context) {}
   int share(std::string_view topic, int maker, int descriptor, Deadline deadline) override {
     const Topology& topology = context_.topology;
-    const auto& local = topology.nodes[static_cast<std::size_t>(topology.node_rank())];
-    std::vector<int> members = {topology.members[static_cast<std::size_t>(maker)].global_rank};
+    const auto& local = topology.nodes[topology.node_rank()];
+    std::vector<int> members = {topology.members[maker].global_rank};
     for (const int rank : local) {
-      if (rank != maker) members.push_back(topology.members[static_cast<std::size_t>(rank)].global_rank);
+      if (rank != maker) members.push_back(topology.members[rank].global_rank);
     }
     if (members.size() == 1) return -1;
     return context_.session

@@ -167,7 +167,7 @@ Enqueued StagedBackend::enqueue(std::span<Operation> operations, const StreamCal
   const auto part = std::make_shared<StagedPart>(std::move(pieces), memory, runtime_, abort_);
   for (const Piece& piece : part->pieces()) {
     runtime_.wait_for_bits(stream, piece.word, 1);
-    const std::size_t first = static_cast<std::size_t>(piece.operation.out - memory.get()) - out_at;
+    const std::size_t first = piece.operation.out - memory.get() - out_at;
     const std::size_t bytes = count > 1 ? (out_bytes == 0 ? 0 : piece.operation.count * element) : out_bytes;
     if (bytes != 0) runtime_.copy(op.out + first, piece.operation.out, bytes, stream);
   }

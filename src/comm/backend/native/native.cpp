@@ -31,7 +31,7 @@ class NativeBackend final : public Backend {
   explicit NativeBackend(const BackendContext& context)
       : context_(context), topology_(context_.topology), registered_(std::make_shared<RegisteredTable>()) {
     check_transport();
-    const auto& local = topology_.nodes[static_cast<std::size_t>(topology_.node_rank())];
+    const auto& local = topology_.nodes[topology_.node_rank()];
     if (context_.transport != TransportKind::tcp && local.size() > 1) make_arena(local);
     if (topology_.size() > 1 && (topology_.node_count() > 1 || context_.transport == TransportKind::tcp)) make_mesh();
     make_messages();
@@ -86,10 +86,10 @@ class NativeBackend final : public Backend {
   AwaitedMessages awaited() override { return messages_->awaited(); }
 
   RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t number, Deadline deadline) override {
-    const auto& local = topology_.nodes[static_cast<std::size_t>(topology_.node_rank())];
+    const auto& local = topology_.nodes[topology_.node_rank()];
     std::vector<std::size_t> local_sizes;
-    for (const int rank : local) local_sizes.push_back(sizes[static_cast<std::size_t>(rank)]);
-    if (!arena_) local_sizes = {sizes[static_cast<std::size_t>(topology_.rank)]};
+    for (const int rank : local) local_sizes.push_back(sizes[rank]);
+    if (!arena_) local_sizes = {sizes[topology_.rank]};
     const std::size_t bytes = RegisteredTable::segment_bytes(local_sizes);
     // Without an arena no rank can share the memory; it works the same for its user.
     auto segment = arena_ ? context_.session->share_segment(fmt::format("{}:memory{}", context_.group, number),
@@ -103,7 +103,7 @@ class NativeBackend final : public Backend {
       throw Unsupported("allocate_shared: with transport tcp ranks of a host share no memory; use transport auto");
     }
     const std::size_t mapped = std::max<std::size_t>(bytes, 1);
-    const auto& local = topology_.nodes[static_cast<std::size_t>(topology_.node_rank())];
+    const auto& local = topology_.nodes[topology_.node_rank()];
     auto segment = arena_ ? context_.session->share_segment(fmt::format("{}:memory{}", context_.group, number),
                                                             global_ranks(local), mapped, deadline, *context_.abort)
                           : Segment::create(mapped);
@@ -123,7 +123,7 @@ class NativeBackend final : public Backend {
                     topology_.node_count());
     MANIPLE_REQUIRE(context_.transport != TransportKind::loopback || all_in_process_,
                     "transport loopback was requested, but the ranks are not threads of one process; use auto");
-    all_ranks_.resize(static_cast<std::size_t>(topology_.size()));
+    all_ranks_.resize(topology_.size());
     std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
   }
 
@@ -135,7 +135,7 @@ class NativeBackend final : public Backend {
 
   std::vector<int> global_ranks(const std::vector<int>& ranks) const {
     std::vector<int> result;
-    for (const int rank : ranks) result.push_back(topology_.members[static_cast<std::size_t>(rank)].global_rank);
+    for (const int rank : ranks) result.push_back(topology_.members[rank].global_rank);
     return result;
   }
 
@@ -151,7 +151,7 @@ class NativeBackend final : public Backend {
     options.rank = topology_.local_rank();
     options.size = static_cast<int>(local.size());
     options.cores = usable_cores(local);
-    auto stage = static_cast<std::size_t>(knob_integer(Knob::stage_kib)) * 1024;
+    std::size_t stage = knob_integer(Knob::stage_kib) * 1024;
     if (stage == 0) stage = ArenaLayout::usual_stage_bytes(options.size);
     options.spin_us = knob_number(Knob::spin_us);
     options.abort = context_.abort.get();
@@ -173,7 +173,7 @@ class NativeBackend final : public Backend {
     options.connector = context_.session.get();
     options.abort = context_.abort.get();
     options.streams = static_cast<int>(knob_integer(Knob::tcp_streams));
-    const std::vector<int>& local = topology_.nodes[static_cast<std::size_t>(topology_.node_rank())];
+    const std::vector<int>& local = topology_.nodes[topology_.node_rank()];
     options.waiting =
         WaitPolicy::for_sockets(static_cast<int>(local.size()), usable_cores(local), knob_number(Knob::spin_us));
     if (arena_) {
@@ -194,7 +194,7 @@ class NativeBackend final : public Backend {
     options.global_ranks = global_ranks(all_ranks_);
     options.connector = context_.session.get();
     options.abort = context_.abort.get();
-    options.unexpected_limit = static_cast<std::size_t>(knob_integer(Knob::unexpected_mib)) << 20;
+    options.unexpected_limit = knob_integer(Knob::unexpected_mib) << 20;
     options.local_sink = [this](int rank) { return ring_sink(kMessageRings, rank); };
     options.local_source = [this](int rank) { return ring_source(kMessageRings, rank); };
     if (arena_) {
@@ -214,10 +214,8 @@ class NativeBackend final : public Backend {
     messages_ = std::make_unique<MessageEngine>(std::move(options));
   }
 
-  bool on_this_host(int rank) const {
-    return topology_.members[static_cast<std::size_t>(rank)].node_rank == topology_.node_rank();
-  }
-  int local_index(int rank) const { return topology_.members[static_cast<std::size_t>(rank)].local_rank; }
+  bool on_this_host(int rank) const { return topology_.members[rank].node_rank == topology_.node_rank(); }
+  int local_index(int rank) const { return topology_.members[rank].local_rank; }
 
   std::unique_ptr<ByteSink> ring_sink(int set, int rank) {
     if (rank == topology_.rank) return make_ring_sink(own_ring());

@@ -73,7 +73,7 @@ class PluginBackend final : public Backend {
         registered_(std::make_shared<RegisteredTable>()),
         abort_(*context_.abort),
         store_(make_prefix_store("maniple/plugin/" + context_.group, context_.session->store())) {
-    all_ranks_.resize(static_cast<std::size_t>(topology_.size()));
+    all_ranks_.resize(topology_.size());
     std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
     for (const auto& member : topology_.members) global_ranks_.push_back(member.global_rank);
     if (topology_.size() > 1) {
@@ -117,7 +117,7 @@ class PluginBackend final : public Backend {
 
   // Plugins cannot use memory that ranks share, so this is plain memory.
   RegisteredMemory allocate(std::span<const std::size_t> sizes, std::uint64_t, Deadline) override {
-    const std::size_t own[] = {sizes[static_cast<std::size_t>(topology_.rank)]};
+    const std::size_t own[] = {sizes[topology_.rank]};
     return registered_->add(Segment::create(RegisteredTable::segment_bytes(own)), own, 0);
   }
 
@@ -146,7 +146,7 @@ class PluginBackend final : public Backend {
     options.deadline = context_.deadline;
     options.abort = &abort_;
     options.pair_reduce = reduce_pair;
-    options.most = static_cast<std::size_t>(knob_integer(Knob::mpi_piece));
+    options.most = knob_integer(Knob::mpi_piece);
     try {
       plugin_ = entry.make(options);
     } catch (const Error&) {
@@ -182,7 +182,7 @@ class PluginBackend final : public Backend {
     options.global_ranks = global_ranks_;
     options.connector = context_.session.get();
     options.abort = context_.abort.get();
-    options.unexpected_limit = static_cast<std::size_t>(knob_integer(Knob::unexpected_mib)) << 20;
+    options.unexpected_limit = knob_integer(Knob::unexpected_mib) << 20;
     options.local_sink = [this](int rank) {
       return rank == topology_.rank ? make_ring_sink(own_ring()) : plugin_->sink(rank, Traffic::messages);
     };
