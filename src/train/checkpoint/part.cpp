@@ -180,8 +180,8 @@ TensorShard TensorShard::along(std::string name, torch::Tensor local, std::int64
   TensorShard shard = whole(std::move(name), std::move(local));
   MANIPLE_REQUIRE(dim >= 0 && dim < static_cast<std::int64_t>(shard.shape.size()),
                   "\"{}\" is divided along dimension {}; it has {} dimensions", shard.name, dim, shard.shape.size());
-  shard.shape[static_cast<std::size_t>(dim)] = extent;
-  shard.offset[static_cast<std::size_t>(dim)] = offset;
+  shard.shape[dim] = extent;
+  shard.offset[dim] = offset;
   return shard;
 }
 

@@ -71,11 +71,11 @@ NamedState random_states(ProcessGroup* ranks) {
     state.tensors[random_name(0)] = mine;
     return state;
   }
-  const auto bytes = static_cast<std::size_t>(mine.numel());
+  const std::size_t bytes = mine.numel();
   const std::int64_t n = ranks->rank() == 0 ? ranks->size() : 0;
   const torch::Tensor all = torch::empty({n, mine.numel()}, torch::kUInt8);
-  ranks->gather(ConstBuffer{mine.data_ptr(), bytes, DType::uint8},
-                Buffer{all.data_ptr(), bytes * static_cast<std::size_t>(n), DType::uint8}, 0, {}, {}, public_place());
+  ranks->gather(ConstBuffer{mine.data_ptr(), bytes, DType::uint8}, Buffer{all.data_ptr(), bytes * n, DType::uint8}, 0,
+                {}, {}, public_place());
   for (std::int64_t r = 0; r < n; ++r) state.tensors[random_name(static_cast<int>(r))] = all[r];
   return state;
 }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <utility>
 
 #include "comm/base/check.h"
 #include "comm/base/codec.h"
@@ -151,7 +152,7 @@ void ShardedSave::compare(ProcessGroup& ranks, const PartStates& states,
   ByteWriter mine;
   for (const auto& holders : plan_.replicas) {
     for (const SavePlan::Holder& holder : holders) {
-      if (holder.rank == static_cast<std::size_t>(rank_)) mine.put(fingerprint(tensors[holder.held]));
+      if (std::cmp_equal(holder.rank, rank_)) mine.put(fingerprint(tensors[holder.held]));
     }
   }
   for (const auto& [part, state] : states) {
@@ -169,7 +170,7 @@ void ShardedSave::compare(ProcessGroup& ranks, const PartStates& states,
       const auto hash = readers[holder.rank].get<std::uint64_t>();
       if (!first) first = hash;
       if (hash == *first) continue;
-      const std::size_t at = static_cast<std::size_t>(&holders - plan_.replicas.data());
+      const std::size_t at = &holders - plan_.replicas.data();
       throw InvalidArgument(format_text(
           "{} is not the same on ranks {} and {}, which both say that they hold it: weights that should be equal have "
           "diverged, or one name means different tensors (the stages of a pipeline need names of their own)",
@@ -194,7 +195,7 @@ void ShardedSave::compare(ProcessGroup& ranks, const PartStates& states,
 
 void ShardedSave::copy(const std::vector<HeldBox>& held, const std::vector<torch::Tensor>& tensors) {
   const torch::NoGradGuard no_grad;
-  const auto& items = plan_.items[static_cast<std::size_t>(rank_)];
+  const auto& items = plan_.items[rank_];
   std::int64_t bytes = 0;
   bool of_device = false;
   std::vector<std::int64_t> places;
@@ -286,7 +287,7 @@ ShardedSave::Outcome ShardedSave::write(const std::string& folder, std::int64_t 
   }
   if (ranks != nullptr) path = ranks->broadcast_object(path, 0, {}, public_place());
   if (!path.empty()) {
-    const std::string& name = plan_.index.files[static_cast<std::size_t>(rank_)];
+    const std::string& name = plan_.index.files[rank_];
     const std::string reply = write_file(path + name);
     const auto replies = ranks == nullptr ? std::vector{reply} : ranks->gather_objects(reply, 0, {}, public_place());
     if (rank_ == 0) {

@@ -76,7 +76,7 @@ std::string cover_error(const std::vector<const TensorBox*>& boxes, const Extent
 std::vector<TensorBox> cut_box(const TensorBox& box, std::int64_t parts) {
   const auto found = std::find_if(box.size.begin(), box.size.end(), [](std::int64_t extent) { return extent > 1; });
   if (parts <= 1 || found == box.size.end() || box.count() == 0) return {box};
-  const auto d = static_cast<std::size_t>(found - box.size.begin());
+  const std::size_t d = found - box.size.begin();
   parts = std::min(parts, *found);
   std::vector<TensorBox> cut;
   const std::int64_t least = *found / parts, more = *found % parts;

@@ -195,7 +195,7 @@ class StreamBatches final : public BatchSource {
     same("shuffle", shuffle, options.shuffle_shards ? 1 : 0);
     same("a shuffle buffer of", buffer, options.shuffle_buffer);
     same("seed", seed, options.seed);
-    go_to(static_cast<std::size_t>(epoch), static_cast<std::size_t>(samples));
+    go_to(epoch, samples);
   }
   void divide(const VirtualRanks& ranks) override {
     MANIPLE_REQUIRE(ranks.total == 1,

@@ -103,8 +103,7 @@ bool Cifar10::is_in(const std::string& folder) {
 }
 
 torch::data::Example<> Cifar10::get(std::size_t index) {
-  MANIPLE_REQUIRE(index < static_cast<std::size_t>(images_.size(0)), "Cifar10: index {} in a set of {}", index,
-                  images_.size(0));
+  MANIPLE_REQUIRE(index < size().value(), "Cifar10: index {} in a set of {}", index, images_.size(0));
   torch::Tensor image = torch::empty({kChannels, kWidth, kWidth});
   const std::uint8_t* from = images_.data_ptr<std::uint8_t>() + index * kPixels;
   float* to = image.data_ptr<float>();
@@ -117,6 +116,6 @@ torch::data::Example<> Cifar10::get(std::size_t index) {
   return {std::move(image), targets_[static_cast<std::int64_t>(index)]};
 }
 
-torch::optional<std::size_t> Cifar10::size() const { return static_cast<std::size_t>(images_.size(0)); }
+torch::optional<std::size_t> Cifar10::size() const { return images_.size(0); }
 
 }  // namespace maniple

@@ -86,7 +86,7 @@ torch::data::Example<> CsvDataset::get(std::size_t index) const {
     return example_of(*file.layout, record, file.bytes.path());
   } catch (const InvalidArgument&) {  // parsed again with the line number, for the error
     const std::string before = read(0, offset);
-    record.line = 1 + static_cast<std::size_t>(std::count(before.begin(), before.end(), '\n'));
+    record.line = 1 + std::count(before.begin(), before.end(), '\n');
     return example_of(*file.layout, record, file.bytes.path());
   }
 }

@@ -14,7 +14,7 @@ constexpr std::size_t kCsvPortion = std::size_t{64} << 10;
 /// "FILE:LINE:COLUMN" of a byte in a record, which may span several lines.
 std::string csv_place(const std::string& file, const CsvRecord& record, std::size_t at) {
   const std::string_view before = std::string_view(record.text).substr(0, at);
-  const auto lines = static_cast<std::size_t>(std::count(before.begin(), before.end(), '\n'));
+  const std::size_t lines = std::count(before.begin(), before.end(), '\n');
   const std::size_t last = before.rfind('\n');
   return format_text("{}:{}:{}", file, record.line + lines, last == std::string_view::npos ? at + 1 : at - last);
 }
@@ -109,7 +109,7 @@ bool CsvRecords::next(CsvRecord& record) {
     record.offset = buffer_offset_ + at_;
     record.line = line_;
     record.text.assign(buffer_, at_, length);
-    line_ += 1 + static_cast<std::size_t>(std::count(record.text.begin(), record.text.end(), '\n'));
+    line_ += 1 + std::count(record.text.begin(), record.text.end(), '\n');
     at_ = std::min(at_ + length + 1, buffer_.size());
     if (!record.text.empty() && record.text.back() == '\r') record.text.pop_back();
     if (!record.text.empty()) return true;
@@ -171,7 +171,7 @@ CsvLayout::CsvLayout(const CsvOptions& options, const CsvRecord& first, const st
 
 std::size_t CsvLayout::find(const std::string& column, const char* role, const std::string& file) const {
   const auto found = std::find(names_.begin(), names_.end(), column);
-  if (found != names_.end()) return static_cast<std::size_t>(found - names_.begin());
+  if (found != names_.end()) return found - names_.begin();
   std::size_t number = 0;
   const bool is_number = read_number(column, number) == std::errc{};
   MANIPLE_REQUIRE(is_number && number < fields_, "{}:1:1: there is no {} \"{}\"; {}", file, role, one_line(column),

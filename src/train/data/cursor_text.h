@@ -33,7 +33,7 @@ inline bool take_number(std::string_view& text, std::string_view words, std::uin
   text.remove_prefix(words.size());
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc{}) return false;
-  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  text.remove_prefix(end - text.data());
   return true;
 }
 

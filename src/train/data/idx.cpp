@@ -209,7 +209,7 @@ IdxArray read_idx(const std::string& path) {
   struct stat status = {};
   if (::fstat(file.get(), &status) != 0) throw_system_error("cannot look at " + path);
   MANIPLE_REQUIRE(S_ISREG(status.st_mode), "{}: is not a regular file", path);
-  const auto size = static_cast<std::size_t>(status.st_size);
+  const std::size_t size = status.st_size;
   MANIPLE_REQUIRE(size <= kIdxFileLimit, "{}: {} bytes; files above {} are not read", path, size, kIdxFileLimit);
   std::string bytes(size, '\0');
   std::size_t done = 0;
@@ -218,7 +218,7 @@ IdxArray read_idx(const std::string& path) {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) throw_system_error("cannot read " + path);
     MANIPLE_REQUIRE(count > 0, "{}: became shorter while it was read, {} of {} bytes", path, done, size);
-    done += static_cast<std::size_t>(count);
+    done += count;
   }
   return parse_idx(bytes, path);
 }
@@ -236,7 +236,7 @@ LabelledImages labelled_images(IdxArray images, const std::string& images_name, 
   const auto wrong =
       std::find_if(labels.bytes.begin(), labels.bytes.end(), [&](std::uint8_t label) { return label >= classes; });
   if (wrong != labels.bytes.end()) {
-    const auto place = static_cast<std::size_t>(wrong - labels.bytes.begin());
+    const std::size_t place = wrong - labels.bytes.begin();
     throw InvalidArgument(format_text("{}: offset {}: label {} of image {}; expected 0 to {}", labels_name, 8 + place,
                                       *wrong, place, classes - 1));
   }

@@ -35,7 +35,7 @@ constexpr std::array<std::array<std::uint8_t, kFontRows>, 10> kFont = {{
 
 double point(std::size_t digit, int row, int column) {
   if (row < 0 || row >= kFontRows || column < 0 || column >= kFontColumns) return 0;
-  return (kFont[digit][static_cast<std::size_t>(row)] >> (kFontColumns - 1 - column)) & 1;
+  return (kFont[digit][row] >> (kFontColumns - 1 - column)) & 1;
 }
 
 /// The font's value between its points: linear interpolation in both directions.
@@ -146,8 +146,7 @@ bool Mnist::is_in(const std::string& folder) {
 }
 
 torch::data::Example<> Mnist::get(std::size_t index) {
-  MANIPLE_REQUIRE(index < static_cast<std::size_t>(images_.size(0)), "Mnist: index {} in a set of {}", index,
-                  images_.size(0));
+  MANIPLE_REQUIRE(index < size().value(), "Mnist: index {} in a set of {}", index, images_.size(0));
   const std::int64_t rows = images_.size(1);
   const std::int64_t columns = images_.size(2);
   torch::Tensor image = torch::empty({1, rows, columns});
@@ -159,6 +158,6 @@ torch::data::Example<> Mnist::get(std::size_t index) {
   return {std::move(image), targets_[static_cast<std::int64_t>(index)]};
 }
 
-torch::optional<std::size_t> Mnist::size() const { return static_cast<std::size_t>(images_.size(0)); }
+torch::optional<std::size_t> Mnist::size() const { return images_.size(0); }
 
 }  // namespace maniple

@@ -226,9 +226,9 @@ void DistributedSampler::divide(const VirtualRanks& ranks) {
       "another rank, or to another number of ranks; leave num_replicas and rank unset, or set them as the training "
       "group has them",
       now.first, now.total, ranks.first, ranks.first + ranks.count - 1, ranks.total);
-  state.ranks = static_cast<std::size_t>(ranks.total);
-  state.rank = static_cast<std::size_t>(ranks.first);
-  state.here = static_cast<std::size_t>(ranks.count);
+  state.ranks = ranks.total;
+  state.rank = ranks.first;
+  state.here = ranks.count;
   state.begin_at(state.epoch, state.stays ? state.start : 0);
   state.forget_order();
 }
@@ -354,7 +354,7 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
 
 std::size_t per_process_batch_size(std::size_t global_batch, int world_size) {
   MANIPLE_REQUIRE(world_size > 0, "per_process_batch_size: world_size is {}; expected 1 or more", world_size);
-  const auto ranks = static_cast<std::size_t>(world_size);
+  const std::size_t ranks = world_size;
   MANIPLE_REQUIRE(global_batch > 0, "per_process_batch_size: a batch of 0");
   const std::size_t above = (global_batch / ranks + 1) * ranks;
   MANIPLE_REQUIRE(global_batch >= ranks,
@@ -368,7 +368,7 @@ std::size_t per_process_batch_size(std::size_t global_batch, int world_size) {
 
 std::size_t per_process_workers(std::size_t total_workers, int world_size) {
   MANIPLE_REQUIRE(world_size > 0, "per_process_workers: world_size is {}; expected 1 or more", world_size);
-  const auto ranks = static_cast<std::size_t>(world_size);
+  const std::size_t ranks = world_size;
   return total_workers / ranks + (total_workers % ranks != 0 ? 1 : 0);
 }
 

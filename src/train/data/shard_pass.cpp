@@ -69,7 +69,7 @@ ShardSet::ShardSet(std::vector<std::string> paths_given, OpenShard open_given, S
 }
 
 ShardSet::Part ShardSet::part_of(std::size_t rank, std::size_t epoch) const {
-  const auto ranks = static_cast<std::size_t>(options.num_replicas);
+  const std::size_t ranks = options.num_replicas;
   std::vector<std::size_t> order(paths.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   if (options.shuffle_shards) order = random_order<std::size_t>(paths.size(), seed_of_epoch(options.seed, epoch));
@@ -87,23 +87,20 @@ std::size_t ShardSet::samples_of(std::size_t rank, std::size_t epoch) const {
     for (const std::size_t shard : shards) all += options.samples_per_shard[shard];
     return all;
   };
-  return sum(part.own) + turns(sum(part.shared), rank, static_cast<std::size_t>(options.num_replicas));
+  return sum(part.own) + turns(sum(part.shared), rank, options.num_replicas);
 }
 
-ShardSet::Part ShardSet::part(std::size_t epoch) const {
-  return part_of(static_cast<std::size_t>(options.rank), epoch);
-}
+ShardSet::Part ShardSet::part(std::size_t epoch) const { return part_of(options.rank, epoch); }
 
 std::size_t ShardSet::available(std::size_t epoch) const {
   if (!knows_samples()) return std::numeric_limits<std::size_t>::max();
-  return samples_of(static_cast<std::size_t>(options.rank), epoch);
+  return samples_of(options.rank, epoch);
 }
 
 std::size_t ShardSet::samples(std::size_t epoch) const {
   if (!options.equal) return available(epoch);
   std::size_t fewest = samples_of(0, epoch);
-  for (int rank = 1; rank < options.num_replicas; ++rank)
-    fewest = std::min(fewest, samples_of(static_cast<std::size_t>(rank), epoch));
+  for (int rank = 1; rank < options.num_replicas; ++rank) fewest = std::min(fewest, samples_of(rank, epoch));
   return fewest;
 }
 
@@ -130,8 +127,8 @@ void ShardPass::leave_shard() {
 
 /// Reads the next sample of this rank, in file order.
 bool ShardPass::read(RawSample* sample) {
-  const auto ranks = static_cast<std::size_t>(set_->options.num_replicas);
-  const auto rank = static_cast<std::size_t>(set_->options.rank);
+  const std::size_t ranks = set_->options.num_replicas;
+  const std::size_t rank = set_->options.rank;
   while (shard_ < part_.own.size() + part_.shared.size()) {
     const bool shared = shard_ >= part_.own.size();
     const std::size_t number = shared ? part_.shared[shard_ - part_.own.size()] : part_.own[shard_];
@@ -168,8 +165,8 @@ bool ShardPass::pass_over(std::size_t samples) {
       const bool shared = shard_ >= part_.own.size();
       const std::size_t all =
           set_->options.samples_per_shard[shared ? part_.shared[shard_ - part_.own.size()] : part_.own[shard_]];
-      const auto ranks = static_cast<std::size_t>(set_->options.num_replicas);
-      const auto rank = static_cast<std::size_t>(set_->options.rank);
+      const std::size_t ranks = set_->options.num_replicas;
+      const std::size_t rank = set_->options.rank;
       const std::size_t mine =
           shared ? turns(shared_passed_ + all, rank, ranks) - turns(shared_passed_, rank, ranks) : all;
       if (mine <= samples) {
@@ -195,7 +192,7 @@ void ShardPass::fill_buffer() {
 
 /// False if the samples ended earlier than expected; `available_` then has their number.
 bool ShardPass::load_buffer() {
-  const auto rank = static_cast<std::size_t>(set_->options.rank);
+  const std::size_t rank = set_->options.rank;
   random_ = SplitMix(mixed(seed_of_epoch(set_->options.seed, epoch_) + SplitMix::kStep * (rank + 1)));
   std::vector<std::size_t> numbers(std::min(std::max<std::size_t>(set_->options.shuffle_buffer, 1), available_));
   std::iota(numbers.begin(), numbers.end(), std::size_t{0});
@@ -247,7 +244,7 @@ bool ShardPass::next(RawSample& sample) {
     }
   }
   if (buffer_.empty()) return false;
-  empty_slot_ = static_cast<std::size_t>(random_.below(buffer_.size()));
+  empty_slot_ = random_.below(buffer_.size());
   sample = std::move(buffer_[*empty_slot_]);
   ++taken_;
   return true;

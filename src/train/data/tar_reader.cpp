@@ -46,7 +46,7 @@ std::optional<std::size_t> number_of(std::string_view bytes) {
   std::size_t value = 0;
   const auto [end, error] = std::from_chars(bytes.data(), bytes.data() + bytes.size(), value, 8);
   if (error == std::errc::result_out_of_range) return std::nullopt;
-  const std::string_view rest(end, static_cast<std::size_t>(bytes.data() + bytes.size() - end));
+  const std::string_view rest(end, bytes.data() + bytes.size() - end);
   if (rest.find_first_not_of(std::string_view(" \0", 2)) != std::string_view::npos) return std::nullopt;
   return value;  // a field of NULs is 0
 }
@@ -109,7 +109,7 @@ void TarReader::read_pax(std::size_t size) {
     const std::size_t place = start + (text.size() - rest.size());
     std::size_t length = 0;
     const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), length);
-    const auto digits = static_cast<std::size_t>(end - rest.data());
+    const std::size_t digits = end - rest.data();
     MANIPLE_REQUIRE(
         error == std::errc{} && length > digits + 2 && length <= rest.size() && *end == ' ' && rest[length - 1] == '\n',
         "{}: offset {}: no record of a pax header; expected \"LENGTH KEY=VALUE\" and a line end", tar(), place);

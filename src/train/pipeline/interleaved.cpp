@@ -27,7 +27,7 @@ PipelineActions interleaved_actions(const PipelineShape& shape) {
     }
   }
   const int warm_up = 2 * (shape.ranks - shape.rank - 1) + (shape.chunks - 1) * size_of(0);
-  return alternate(forwards, backwards, static_cast<std::size_t>(warm_up));
+  return alternate(forwards, backwards, warm_up);
 }
 
 }  // namespace maniple

@@ -12,7 +12,7 @@ PipelineActions one_f_one_b_actions(const PipelineShape& shape) {
     forwards.push_back({PipelineAction::Kind::forward, 0, m});
     backwards.push_back({PipelineAction::Kind::backward, 0, m});
   }
-  return alternate(forwards, backwards, static_cast<std::size_t>(shape.ranks - shape.rank - 1));
+  return alternate(forwards, backwards, shape.ranks - shape.rank - 1);
 }
 
 }  // namespace maniple

@@ -140,7 +140,7 @@ Pipeline::Impl::Impl(std::vector<torch::nn::AnyModule> stages, PipelineOptions o
     }
   }
   agree_on_options(*given, error);
-  std::vector<int> all(static_cast<std::size_t>(given->size()));
+  std::vector<int> all(given->size());
   std::iota(all.begin(), all.end(), 0);
   rank.group = given->new_group(all, {}, {}, public_place());
   // Each rank sends and posts receives in the order of its schedule, so messages are matched by tags.
@@ -149,8 +149,7 @@ Pipeline::Impl::Impl(std::vector<torch::nn::AnyModule> stages, PipelineOptions o
   rank.averagers.resize(rank.stages.size());
   exchange_names();
   for (int chunk = 0; chunk < rank.chunks; ++chunk)
-    layouts_.add(*rank.stages[static_cast<std::size_t>(chunk)].ptr(), rank.group,
-                 format_text("Pipeline stage {}", rank.stage_of(chunk)));
+    layouts_.add(*rank.stages[chunk].ptr(), rank.group, format_text("Pipeline stage {}", rank.stage_of(chunk)));
   tie(rank.options.tied);
   if (rank.options.data_group) average_over(rank.options.data_group);
 }
@@ -184,7 +183,7 @@ void Pipeline::Impl::agree_on_options(ProcessGroup& group, std::string error) co
 void Pipeline::Impl::exchange_names() {
   std::string mine;
   for (int chunk = 0; chunk < rank.chunks; ++chunk) {
-    const torch::nn::Module& stage = *rank.stages[static_cast<std::size_t>(chunk)].ptr();
+    const torch::nn::Module& stage = *rank.stages[chunk].ptr();
     for (const auto& tensors : {stage.named_parameters(), stage.named_buffers()}) {
       for (const auto& item : tensors) mine += format_text("{} {}\n", stage_name(rank.stage_of(chunk)), item.key());
     }
@@ -330,7 +329,7 @@ void Pipeline::Impl::wait_until_all_noticed(bool somebody_is_lost) noexcept {
   try {
     std::vector<std::string> keys;
     for (int other = 0; other < rank.ranks(); ++other) keys.push_back(format_text("failed/{}", other));
-    rank.group->store().set(keys[static_cast<std::size_t>(rank.rank())], "1");
+    rank.group->store().set(keys[rank.rank()], "1");
     if (!somebody_is_lost) rank.group->store().wait(keys, Deadline::after(kNoticeLimit));
   } catch (const std::exception&) {
     // The caller throws the cause of the failure, not this error.
@@ -401,7 +400,7 @@ Tensor Pipeline::Impl::forward(const Tensor& input) {
 Pipeline::Pipeline(std::vector<torch::nn::AnyModule> stages, PipelineOptions options)
     : torch::nn::Module("Pipeline"), impl_(std::make_unique<Impl>(std::move(stages), std::move(options))) {
   for (int chunk = 0; chunk < impl_->rank.chunks; ++chunk) {
-    register_module(stage_name(impl_->rank.stage_of(chunk)), impl_->rank.stages[static_cast<std::size_t>(chunk)].ptr());
+    register_module(stage_name(impl_->rank.stage_of(chunk)), impl_->rank.stages[chunk].ptr());
   }
 }
 Pipeline::~Pipeline() = default;

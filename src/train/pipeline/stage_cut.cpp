@@ -35,7 +35,7 @@ StageCut cut_into_stages(const torch::nn::Sequential& layers, const StageCutOpti
   group->require_member("cut_into_stages");
   MANIPLE_REQUIRE(options.stages_per_rank >= 1, "cut_into_stages: {} stages for each rank; expected at least 1",
                   options.stages_per_rank);
-  const auto ranks = static_cast<std::size_t>(group->size()), count = ranks * options.stages_per_rank;
+  const std::size_t ranks = group->size(), own = group->rank(), count = ranks * options.stages_per_rank;
   StageCut cut;
   cut.begins = options.begins;
   if (cut.begins.empty()) {
@@ -64,10 +64,10 @@ StageCut cut_into_stages(const torch::nn::Sequential& layers, const StageCutOpti
       if (is_new) parameters.push_back({item.key(), item.value(), {}});
       parameters[place->second].ranks.insert(rank);
     }
-    if (rank == static_cast<std::size_t>(group->rank())) cut.stages.emplace_back(part);
+    if (rank == own) cut.stages.emplace_back(part);
   }
   for (const Holders& one : parameters) {
-    if (one.ranks.size() > 1 && one.ranks.count(static_cast<std::size_t>(group->rank())) != 0) {
+    if (one.ranks.size() > 1 && one.ranks.count(own) != 0) {
       cut.tied.emplace_back(one.name, one.parameter);
     }
   }

@@ -51,9 +51,9 @@ class ComputeTime {
 };
 
 Tensor header_of(const ActivationShape& shape) {
-  MANIPLE_REQUIRE(shape.sizes.size() + kFirstSize <= static_cast<std::size_t>(kHeaderWords),
+  MANIPLE_REQUIRE(shape.sizes.size() <= kHeaderWords - kFirstSize,
                   "Pipeline: an activation of {} dimensions; at most {} can be sent", shape.sizes.size(),
-                  static_cast<std::size_t>(kHeaderWords) - kFirstSize);
+                  kHeaderWords - kFirstSize);
   Tensor header = torch::zeros({kHeaderWords}, torch::kInt64);
   auto* const words = header.data_ptr<std::int64_t>();
   words[0] = static_cast<std::int64_t>(shape.dtype);
@@ -124,7 +124,7 @@ Tensor PipelineStep::output() const { return outputs_.size() == 1 ? outputs_.fro
 // ---- Computing ------------------------------------------------------------------------------------------------------
 
 Tensor PipelineStep::computed(int chunk, const Tensor& input) {
-  torch::nn::AnyModule& stage = rank_.stages[static_cast<std::size_t>(chunk)];
+  torch::nn::AnyModule& stage = rank_.stages[chunk];
   if (call_ != PipelineCall::step || !rank_.options.activation_checkpointing) return stage.forward<Tensor>(input);
   return checkpoint([stage](const Tensor& x) mutable { return stage.forward<Tensor>(x); }, input);
 }
@@ -134,7 +134,7 @@ void PipelineStep::finish_last(int micro_batch, const Tensor& output, Pending& p
     outputs_.push_back(output);
     return;
   }
-  const auto m = static_cast<std::size_t>(micro_batch);
+  const std::size_t m = micro_batch;
   const Tensor loss = rank_.options.loss(output, batch_.targets[m]);
   MANIPLE_REQUIRE(loss.defined() && loss.numel() == 1,
                   "Pipeline: the loss must be one number, the mean over the rows of a micro-batch; it is {}",
@@ -153,7 +153,7 @@ void PipelineStep::forward(const PipelineAction& action) {
   Pending pending;
   Tensor input;
   if (stage == 0) {
-    input = batch_.inputs[static_cast<std::size_t>(m)];
+    input = batch_.inputs[m];
   } else {
     input = received(Direction::activation, {stage - 1, m}, action.chunk, stage - 1);
     pending.input_shape = shapes_.of.at({stage - 1, m});
@@ -191,9 +191,9 @@ void PipelineStep::backward(const PipelineAction& action) {
       gradient = received(Direction::gradient, {stage, m}, action.chunk, stage + 1);
     }
     const ComputeTime time(rank_.statistics);
-    const auto& averager = rank_.averagers[static_cast<std::size_t>(action.chunk)];
+    const auto& averager = rank_.averagers[action.chunk];
     std::optional<NoSync> no_sync;
-    if (averager && static_cast<std::size_t>(m) + 1 < batch_.rows.size()) no_sync.emplace(averager->reducer());
+    if (averager && m + 1 < std::ssize(batch_.rows)) no_sync.emplace(averager->reducer());
     torch::autograd::Engine::get_default_engine().execute({pending.root}, {gradient}, /*keep_graph=*/false,
                                                           /*create_graph=*/false, /*accumulate_grad=*/true);
   }
@@ -201,8 +201,7 @@ void PipelineStep::backward(const PipelineAction& action) {
   Tensor gradient = std::move(pending.input->gradient);
   if (!gradient.defined()) {  // the stage did not use its input
     const auto options = torch::TensorOptions(pending.input_shape.dtype);
-    gradient =
-        torch::zeros(pending.input_shape.sizes, options.device(rank_.devices[static_cast<std::size_t>(action.chunk)]));
+    gradient = torch::zeros(pending.input_shape.sizes, options.device(rank_.devices[action.chunk]));
   }
   deliver(Direction::gradient, {stage - 1, m}, gradient.detach(), stage - 1);
 }
@@ -255,8 +254,7 @@ void PipelineStep::post_data(Direction direction, Key key, const ActivationShape
   Incoming& one = incoming_[{direction, key}];
   if (one.work.valid()) return;
   const int from = rank_of(direction == Direction::activation ? key.first : key.first + 1);
-  one.tensor = torch::empty(shape.sizes,
-                            torch::TensorOptions(shape.dtype).device(rank_.devices[static_cast<std::size_t>(chunk)]));
+  one.tensor = torch::empty(shape.sizes, torch::TensorOptions(shape.dtype).device(rank_.devices[chunk]));
   one.work = irecv(one.tensor, GroupRank{from}, tag_of(direction, key), {.group = rank_.group}, public_place());
 }
 
