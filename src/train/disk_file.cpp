@@ -27,7 +27,7 @@ RegularFile::RegularFile(std::string path)
   if (::fstat(fd_.get(), &status) != 0) throw_system_error("cannot look at " + path_);
   MANIPLE_REQUIRE(!S_ISDIR(status.st_mode), "{}: is a directory; expected a file", path_);
   MANIPLE_REQUIRE(S_ISREG(status.st_mode), "{}: is not a regular file", path_);
-  size_ = static_cast<std::size_t>(status.st_size);
+  size_ = status.st_size;
 }
 
 void RegularFile::read(std::size_t offset, void* to, std::size_t count) const {
@@ -40,7 +40,7 @@ void RegularFile::read(std::size_t offset, void* to, std::size_t count) const {
     MANIPLE_REQUIRE(got > 0,
                     "{}: ends at offset {}, but had {} bytes when it was opened; it must not change while it is in use",
                     path_, offset + done, size_);
-    done += static_cast<std::size_t>(got);
+    done += got;
   }
 }
 

@@ -70,7 +70,7 @@ std::vector<Piece> gathered(ProcessGroup& group, const std::vector<Piece>& own, 
       count += elements_of(piece.size);
       pieces.push_back(std::move(piece));
     }
-    bytes.push_back(static_cast<std::size_t>(count) * like.element_size());
+    bytes.push_back(count * like.element_size());
   }
   std::int64_t total = 0;
   for (const Piece& piece : pieces) total += elements_of(piece.size);

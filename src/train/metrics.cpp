@@ -259,7 +259,7 @@ MetricRow Metrics::all_reduce(std::span<Metrics> parts, std::size_t max_parts,
         if (place == agreed.end()) {
           own[p * length].count = 1;
         } else {
-          own[p * length + static_cast<std::size_t>(place - agreed.begin()) + 1] = {own_values[p][i], entries[i].count};
+          own[p * length + (place - agreed.begin()) + 1] = {own_values[p][i], entries[i].count};
         }
       }
     }
@@ -267,7 +267,7 @@ MetricRow Metrics::all_reduce(std::span<Metrics> parts, std::size_t max_parts,
       all = std::move(own);
       return;
     }
-    all.resize(own.size() * static_cast<std::size_t>(ranks->size()));
+    all.resize(own.size() * ranks->size());
     ranks->all_gather(ConstBuffer{own.data(), own.size() * 2, DType::float64},
                       Buffer{all.data(), all.size() * 2, DType::float64}, {}, {}, public_place());
   };

@@ -20,13 +20,13 @@ PackedLayout PackedLayout::by_rows(std::size_t element_bytes, std::size_t head, 
                                    int ranks) {
   PackedLayout layout(element_bytes);
   layout.divided_ = tensors.size();
-  layout.pieces_.reserve(tensors.size() * static_cast<std::size_t>(ranks));
+  layout.pieces_.reserve(tensors.size() * ranks);
   std::vector<std::size_t> ends;
   for (int rank = 0; rank < ranks; ++rank) {
     layout.append(head);
     for (const Rows& tensor : tensors) {
       const RowRange rows = rows_of(tensor.rows, ranks, rank);
-      const auto count = static_cast<std::size_t>(rows.count * tensor.row_elements);
+      const std::size_t count = rows.count * tensor.row_elements;
       layout.pieces_.push_back(
           {static_cast<std::size_t>(rows.begin * tensor.row_elements), count, layout.append(count)});
     }

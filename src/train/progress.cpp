@@ -117,7 +117,7 @@ Progress::Progress(std::size_t total, ProgressOptions options)
   MANIPLE_REQUIRE(options_.stream != nullptr, "Progress: the stream is null");
   MANIPLE_REQUIRE(total == 0 || options_.start <= total, "Progress: starts at step {} of {}", options_.start, total);
   options_.style = style_for(options_);
-  if (options_.only_rank_0 && is_initialized()) ranks_ = static_cast<std::size_t>(get_world_size());
+  if (options_.only_rank_0 && is_initialized()) ranks_ = get_world_size();
   next_line_ = next_line_after(steps_, total_);
 }
 
@@ -179,7 +179,7 @@ void Progress::draw() {
                          .over = end_ != Clock::time_point()};
   if (options_.style == ProgressStyle::bar) {
     // The last column stays free: some terminals wrap when it is written.
-    const auto width = static_cast<std::size_t>(terminal_width(options_.stream));
+    const std::size_t width = terminal_width(options_.stream);
     state.width = width - 1;
     // A terminal that has become narrower has wrapped the previous line into several; go back to where it began.
     const std::size_t rows_above = drawn_columns_ > 0 ? (drawn_columns_ - 1) / width : 0;

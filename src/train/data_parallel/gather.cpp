@@ -237,7 +237,7 @@ Tensors gather(const std::shared_ptr<ReplicaThreads>& threads, std::vector<Repli
   for (std::size_t k = 0; k < count; ++k) {
     const Tensors parts = across(graphs, k);
     const auto defined = std::count_if(parts.begin(), parts.end(), [](const Tensor& part) { return part.defined(); });
-    MANIPLE_REQUIRE(defined == 0 || static_cast<std::size_t>(defined) == parts.size(),
+    MANIPLE_REQUIRE(defined == 0 || defined == std::ssize(parts),
                     "DataParallel: result {} is undefined on some replicas and defined on others", k);
     if (defined == 0) continue;
     Layout layout = layout_of_result(parts, k, options.dim);

@@ -23,13 +23,13 @@ void ActiveRanks::stop() noexcept {
 }
 
 bool ActiveRanks::exchange(bool active) {
-  std::vector<std::uint8_t> marks(static_cast<std::size_t>(group_->size()), 0);
-  marks[static_cast<std::size_t>(group_->rank())] = active ? 1 : 0;
+  std::vector<std::uint8_t> marks(group_->size(), 0);
+  marks[group_->rank()] = active ? 1 : 0;
   group_->all_reduce(buffer_of(marks), ReduceOp::max, {}, public_place());
   count_ = 0;
   std::vector<int> inactive;
   for (int r = 0; r < group_->size(); ++r) {
-    if (marks[static_cast<std::size_t>(r)] == 0) {
+    if (marks[r] == 0) {
       inactive.push_back(r);
     } else if (count_++ == 0) {
       first_ = r;

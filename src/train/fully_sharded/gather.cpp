@@ -68,7 +68,7 @@ void ShardUnit::start_gather() {
                     "set_full_parameters",
                     lost_write_));
   const RegisteredMemory& memory = context_->scratch(ShardContext::Use::gather, gather_.bytes(), device_);
-  const auto rank = static_cast<std::size_t>(group().rank());
+  const std::size_t rank = group().rank();
   auto* scratch = static_cast<std::byte*>(memory.data());
   std::byte* own = scratch + gather_.part_begin(rank);
   const Header header{number_, frozen_hash()};

@@ -164,16 +164,15 @@ void ShardUnit::start_reduce(const ReduceLayout& layout, const std::vector<Tenso
   const Tensor head = torch::ones({heads}, options);
   head.narrow(0, 0, 1).fill_(tag_of(number_));
   for (std::int64_t m = 1; m < heads; ++m) {
-    if (!used_here_[layout.members[static_cast<std::size_t>(m - 1)]]) head.narrow(0, m, 1).zero_();
+    if (!used_here_[layout.members[m - 1]]) head.narrow(0, m, 1).zero_();
   }
   std::vector<Tensor> to, from;
   auto* scratch = static_cast<std::byte*>(memory.data());
   for (int rank = 0; rank < group().size(); ++rank) {
-    const auto r = static_cast<std::size_t>(rank);
-    to.push_back(torch::from_blob(scratch + packed.part_begin(r) * element_bytes, head.sizes(), options));
+    to.push_back(torch::from_blob(scratch + packed.part_begin(rank) * element_bytes, head.sizes(), options));
     from.push_back(head);
     for (std::size_t m = 0; m < layout.members.size(); ++m) {
-      const PackedLayout::Piece piece = packed.piece(r, m);
+      const PackedLayout::Piece piece = packed.piece(rank, m);
       if (piece.count == 0) continue;
       std::byte* place = scratch + piece.offset * element_bytes;
       const std::size_t bytes = piece.count * element_bytes;
@@ -195,7 +194,7 @@ void ShardUnit::start_reduce(const ReduceLayout& layout, const std::vector<Tenso
   copy_all(to, from);
 
   const Device device = device_for(device_);
-  const auto rank = static_cast<std::size_t>(group().rank());
+  const std::size_t rank = group().rank();
   std::byte* own = scratch + packed.part_begin(rank) * element_bytes;
   const DType dtype = dtype_of(head, {"fully_shard", "gradient"});
   context_->start(ShardContext::Use::reduce, device_, [&](const CallOptions& call) {
@@ -219,7 +218,7 @@ void ShardUnit::finish_reduce() {
   context_->wait(ShardContext::Use::reduce, device_);
   const ReduceLayout layout = std::move(*reducing_);
   reducing_.reset();
-  const auto rank = static_cast<std::size_t>(group().rank());
+  const std::size_t rank = group().rank();
   const PackedLayout& packed = layout.packed;
   const std::size_t element_bytes = packed.element_bytes();
   auto* scratch = static_cast<std::byte*>(context_->scratch(ShardContext::Use::reduce, packed.bytes(), device_).data());

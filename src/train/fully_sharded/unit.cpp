@@ -186,7 +186,7 @@ torch::ScalarType ShardUnit::gathered_dtype(const Tensor& parameter) const {
 void ShardUnit::shard() {
   PackedLayout wholes;  // in bytes
   for (const ShardedParameter& one : parameters_)
-    wholes.add(static_cast<std::size_t>(one.rows * one.row_elements) * c10::elementSize(gathered_dtype(one.parameter)));
+    wholes.add(one.rows * one.row_elements * c10::elementSize(gathered_dtype(one.parameter)));
   whole_bytes_ = wholes.bytes();
   const Tensor all = torch::empty({static_cast<std::int64_t>(std::max<std::size_t>(whole_bytes_, 1))},
                                   torch::TensorOptions().dtype(torch::kUInt8).device(device_));

@@ -170,7 +170,7 @@ LrSchedule sequential(std::vector<LrSchedule> schedules, std::vector<std::int64_
   /// The index of the schedule at a step, and the step within it.
   const auto find = [milestones](std::int64_t at) {
     const auto passed = std::upper_bound(milestones.begin(), milestones.end(), at) - milestones.begin();
-    const auto index = static_cast<std::size_t>(passed);
+    const std::size_t index = passed;
     return std::pair(index, index == 0 ? at : at - milestones[index - 1]);
   };
   LrSchedule result{[schedules, find](std::int64_t at, double base) {

@@ -56,9 +56,9 @@ Dict state_dict(torch::optim::Optimizer& optimizer) {
                      }
                    });
     if (!betas.empty()) dict[dotted(dict_group(g), "betas")] = torch::tensor(betas, torch::kFloat64);
-    for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i, ++n) {
+    for (std::int64_t i = 0; i < count; ++i, ++n) {
       const StateOwner owner = StateOwner::of_parameter(g, i);
-      const std::string there = dict_parameter(static_cast<std::size_t>(n));
+      const std::string there = dict_parameter(n);
       for_each_field(saved.tensors, owner.text(), [&](const std::string& field, const torch::Tensor& tensor) {
         dict[dotted(there, field)] = tensor;
       });

@@ -99,7 +99,7 @@ void Stepper::add(const Tensor& parameter, std::array<Tensor*, 3> states, int st
     results_.push_back({dense, parameter});
   }
   for (int s = 0; s < state_count; ++s) {
-    Tensor& state = *states[static_cast<std::size_t>(s)];
+    Tensor& state = *states[s];
     if (!state.defined()) {
       state = at::empty_strided(dense.sizes(), dense.strides(), dense.options().dtype(state_dtype)).zero_();
     } else if (!fits(state, dense, state_dtype)) {
@@ -127,8 +127,8 @@ void Stepper::add(const Tensor& parameter, std::array<Tensor*, 3> states, int st
     tensor.parameter = dense.data_ptr();
     tensor.gradient = gradient.data_ptr();
     tensor.master = has_master ? static_cast<float*>(master.data_ptr()) : nullptr;
-    for (int s = 0; s < state_count; ++s) tensor.states[s] = states[static_cast<std::size_t>(s)]->data_ptr();
-    tensor.count = static_cast<std::size_t>(dense.numel());
+    for (int s = 0; s < state_count; ++s) tensor.states[s] = states[s]->data_ptr();
+    tensor.count = dense.numel();
     tensor.own[0] = own[0], tensor.own[1] = own[1];
     if (!gradient.is_same(parameter.grad())) kept_.push_back(std::move(gradient));
     return;
@@ -139,7 +139,7 @@ void Stepper::add(const Tensor& parameter, std::array<Tensor*, 3> states, int st
   }
   batch.gradients.push_back(fitted(parameter.grad(), dense, state_dtype));
   batch.parameters.push_back(has_master ? master : dense);
-  for (int s = 0; s < state_count; ++s) batch.more[s].push_back(*states[static_cast<std::size_t>(s)]);
+  for (int s = 0; s < state_count; ++s) batch.more[s].push_back(*states[s]);
 }
 
 bool Stepper::run_fused(Batch& batch) {

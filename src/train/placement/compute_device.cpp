@@ -49,9 +49,9 @@ cpu_set_t checked_cores(const std::vector<int>& cores) {
   cpu_set_t chosen;
   CPU_ZERO(&chosen);
   for (const int core : cores) {
-    MANIPLE_REQUIRE(core >= 0 && core < CPU_SETSIZE && CPU_ISSET(static_cast<std::size_t>(core), &allowed),
+    MANIPLE_REQUIRE(core >= 0 && core < CPU_SETSIZE && CPU_ISSET(core, &allowed),
                     "cpu_slot: this process may not use core {}; `taskset -pc PID` shows those that it may use", core);
-    CPU_SET(static_cast<std::size_t>(core), &chosen);
+    CPU_SET(core, &chosen);
   }
   return chosen;
 }

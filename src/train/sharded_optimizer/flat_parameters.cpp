@@ -92,7 +92,7 @@ void FlatParameters::lay_out(const std::vector<Item>& items) {
       row->device = device_of(parameter, {"ShardedOptimizer", "parameter"});
     }
     row->members.push_back({item.group, item.index, parameter, item.cost, nullptr});
-    row->layout.add(static_cast<std::size_t>(parameter.numel()));
+    row->layout.add(parameter.numel());
   }
 }
 
@@ -124,13 +124,13 @@ void FlatParameters::cut() {
   const Topology& topology = options_.group->topology();
   const int ranks = topology.size();
   // The order of ranks in a row: by rank; with `shared`, the ranks of a host are adjacent.
-  std::vector<int> order(static_cast<std::size_t>(ranks));
+  std::vector<int> order(ranks);
   std::iota(order.begin(), order.end(), 0);
   if (options_.shared) {
     order.clear();
     for (const auto& node : topology.nodes) order.insert(order.end(), node.begin(), node.end());
   }
-  const auto own = static_cast<std::size_t>(std::find(order.begin(), order.end(), topology.rank) - order.begin());
+  const std::size_t own = std::find(order.begin(), order.end(), topology.rank) - order.begin();
   std::vector<CutMember> members;
   for (const Row& row : rows_) {
     for (std::size_t i = 0; i < row.members.size(); ++i) {
@@ -154,7 +154,7 @@ void FlatParameters::cut() {
       } else if (point.member >= last) {
         ends.push_back(layout.total());
       } else {
-        ends.push_back(layout.offset(point.member - first) + static_cast<std::size_t>(point.element));
+        ends.push_back(layout.offset(point.member - first) + point.element);
       }
     }
     layout.cut(std::move(ends));
@@ -206,7 +206,7 @@ void FlatParameters::gather() {
       const PackedLayout& layout = row.layout;
       if (layout.total() == 0) continue;
       auto* data = static_cast<std::byte*>(row.memory.data());
-      const auto own = static_cast<std::size_t>(group.rank());
+      const std::size_t own = group.rank();
       group.all_gather(ConstBuffer{data + layout.part_begin(own) * layout.element_bytes(), row.bytes_of_parts[own],
                                    DType::uint8, row.device},
                        Buffer{data, layout.bytes(), DType::uint8, row.device}, row.bytes_of_parts,

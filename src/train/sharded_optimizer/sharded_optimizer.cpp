@@ -183,7 +183,7 @@ ShardedOptimizerBase::Impl::Vote ShardedOptimizerBase::Impl::vote(const std::str
 void ShardedOptimizerBase::Impl::agree() {
   const std::string mine = obstacle();
   const Vote own = vote(mine);
-  std::vector<Vote> all(static_cast<std::size_t>(group().size()), own);
+  std::vector<Vote> all(group().size(), own);
   if (group().size() > 1) {
     group().all_gather(ConstBuffer{&own, sizeof own, DType::uint8},
                        Buffer{all.data(), all.size() * sizeof own, DType::uint8}, {}, {}, public_place());

@@ -256,7 +256,7 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
         if (weight.defined()) factor = factor * weight.to(torch::kFloat64);
         const Tensor of_x = as(-factor * sums[1] / total, x), of_one = as(-factor * sums[0] / total, x);
         dx = normalised(x, of_x, of_one, mean, var, eps);
-        std::vector<std::int64_t> along_channels(static_cast<std::size_t>(x.dim()), 1);
+        std::vector<std::int64_t> along_channels(x.dim(), 1);
         along_channels[1] = -1;
         dx.addcmul_(dy, as(factor, x).view(along_channels));
       }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <utility>
 
 #include "comm/backend/work_state.h"
 #include "comm/base/check.h"
@@ -40,8 +41,8 @@ void require_same_dtype(const Staged& a, const Staged& b, const char* operation,
 }
 
 void require_one_for_each(std::size_t given, const ProcessGroup& group, const char* operation, const char* name) {
-  MANIPLE_REQUIRE(given == static_cast<std::size_t>(group.size()), "{}: {} holds {} tensors for {} ranks", operation,
-                  name, given, group.size());
+  MANIPLE_REQUIRE(std::cmp_equal(given, group.size()), "{}: {} holds {} tensors for {} ranks", operation, name, given,
+                  group.size());
 }
 
 void require_none_elsewhere(const std::vector<torch::Tensor>& list, const ProcessGroup& group, int root,
@@ -223,8 +224,8 @@ Work exchange(ProcessGroup& group, Staged in, Staged out, std::vector<std::size_
 std::vector<std::size_t> parts_of(const torch::Tensor& tensor, const std::vector<std::int64_t>& rows,
                                   const Staged& staged, const char* name, int ranks) {
   if (rows.empty()) return {};
-  MANIPLE_REQUIRE(rows.size() == static_cast<std::size_t>(ranks),
-                  "all_to_all_single: {} split sizes of {} for {} ranks", rows.size(), name, ranks);
+  MANIPLE_REQUIRE(std::ssize(rows) == ranks, "all_to_all_single: {} split sizes of {} for {} ranks", rows.size(), name,
+                  ranks);
   MANIPLE_REQUIRE(tensor.dim() > 0, "all_to_all_single: {} is a scalar and cannot be cut", name);
   std::int64_t total = 0;
   for (const std::int64_t count : rows) {
@@ -235,19 +236,19 @@ std::vector<std::size_t> parts_of(const torch::Tensor& tensor, const std::vector
   }
   MANIPLE_REQUIRE(total == tensor.size(0), "all_to_all_single: the split sizes of {} sum up to {}, but it has {} rows",
                   name, total, tensor.size(0));
-  const std::size_t row = total == 0 ? 0 : staged.buffer().count / static_cast<std::size_t>(total);
+  const std::size_t row = total == 0 ? 0 : staged.buffer().count / total;
   std::vector<std::size_t> result;
-  for (const std::int64_t count : rows) result.push_back(static_cast<std::size_t>(count) * row);
+  for (const std::int64_t count : rows) result.push_back(count * row);
   return result;
 }
 
 std::vector<std::size_t> equal_parts(const Staged& staged, int ranks, const char* name) {
   const std::size_t count = staged.buffer().count;
-  MANIPLE_REQUIRE(count % static_cast<std::size_t>(ranks) == 0,
+  MANIPLE_REQUIRE(count % ranks == 0,
                   "all_to_all_single: {} has {} elements, which {} ranks do not divide; give "
                   "split sizes",
                   name, count, ranks);
-  return std::vector<std::size_t>(static_cast<std::size_t>(ranks), count / static_cast<std::size_t>(ranks));
+  return std::vector<std::size_t>(ranks, count / ranks);
 }
 
 }  // namespace

@@ -104,7 +104,7 @@ int get_global_rank(const std::shared_ptr<ProcessGroup>& group, int group_rank) 
   given->require_member("get_global_rank");
   MANIPLE_REQUIRE(group_rank >= 0 && group_rank < given->size(), "rank {} in a group of {} ranks", group_rank,
                   given->size());
-  return given->topology().members[static_cast<std::size_t>(group_rank)].global_rank;
+  return given->topology().members[group_rank].global_rank;
 }
 
 int get_local_rank() {

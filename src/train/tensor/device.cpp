@@ -290,7 +290,7 @@ PeakMemory peak_memory() {
     try {
       const auto statistics = c10::cuda::CUDACachingAllocator::getDeviceStats(i);
       // Index 0 of the counters covers all pools together.
-      const auto reserved = static_cast<std::size_t>(statistics.reserved_bytes[0].peak);
+      const std::size_t reserved = statistics.reserved_bytes[0].peak;
       if (reserved > most.reserved) most = {static_cast<std::size_t>(statistics.allocated_bytes[0].peak), reserved};
     } catch (const c10::Error&) {
       // Other libraries use this GPU in this process, but LibTorch does not yet.

@@ -13,7 +13,7 @@ namespace maniple {
 template <class E>
 [[noreturn]] void throw_failed_on(const ProcessGroup& group, int rank, const std::string& reason) {
   ErrorInfo info = E(reason).info();
-  info.origin = group.topology().members[static_cast<std::size_t>(rank)].global_rank;
+  info.origin = group.topology().members[rank].global_rank;
   if (group.rank() != rank) report_failure(info);
   throw E(std::move(info));
 }

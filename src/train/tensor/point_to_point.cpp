@@ -12,7 +12,7 @@ int group_rank_of(const ProcessGroup& group, PeerRank peer, const char* operatio
   if (peer.is_group_rank() || rank == kAnyRank) return rank;
   const auto& members = group.topology().members;
   const auto has_it = [&](const Topology::Member& member) { return member.global_rank == rank; };
-  if (rank >= 0 && rank < group.size() && has_it(members[static_cast<std::size_t>(rank)])) return rank;
+  if (rank >= 0 && rank < group.size() && has_it(members[rank])) return rank;
   const auto found = std::find_if(members.begin(), members.end(), has_it);
   if (found != members.end()) return static_cast<int>(found - members.begin());
 
@@ -30,7 +30,7 @@ int group_rank_of(const ProcessGroup& group, PeerRank peer, const char* operatio
 }
 
 std::string rank_text(const ProcessGroup& group, int group_rank) {
-  const int global_rank = group.topology().members[static_cast<std::size_t>(group_rank)].global_rank;
+  const int global_rank = group.topology().members[group_rank].global_rank;
   if (global_rank == group_rank) return format_text("rank {}", group_rank);
   return format_text("rank {} of the group, global rank {}", group_rank, global_rank);
 }
@@ -50,7 +50,7 @@ int recv(const torch::Tensor& tensor, PeerRank src, int tag, const DistOptions& 
   const int sender = group->recv(staged.buffer(), group_rank_of(*group, src, "recv", "src"), tag,
                                  message_call(*group, {staged}, options), where);
   staged.write_back();
-  return group->topology().members[static_cast<std::size_t>(sender)].global_rank;
+  return group->topology().members[sender].global_rank;
 }
 
 Work isend(const torch::Tensor& tensor, PeerRank dst, int tag, const DistOptions& options,

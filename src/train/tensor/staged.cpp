@@ -98,7 +98,7 @@ Staged::Staged(const std::vector<torch::Tensor>& tensors, Access access, const A
   }
   complex_ = tensors[0].is_complex();
   const std::size_t reals = complex_ ? 2 : 1;
-  for (const torch::Tensor& tensor : tensors) counts_.push_back(static_cast<std::size_t>(tensor.numel()) * reals);
+  for (const torch::Tensor& tensor : tensors) counts_.push_back(tensor.numel() * reals);
   torch::Tensor flat = torch::empty({total}, tensors[0].options().requires_grad(false));
   if (access != Access::write) {
     std::int64_t at = 0;

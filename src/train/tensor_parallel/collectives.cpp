@@ -56,7 +56,7 @@ Tensor moved(Move move, const Tensor& x, std::int64_t dim, std::int64_t extent,
       std::vector<Tensor> parts;
       auto sizes = x.sizes().vec();
       for (int r = 0; r < size; ++r) {
-        sizes[static_cast<std::size_t>(dim)] = group_share(extent, r, size).count;
+        sizes[dim] = group_share(extent, r, size).count;
         parts.push_back(torch::empty(sizes, x.options()));
       }
       all_gather(parts, x.contiguous(), {.group = group}, public_place());
@@ -66,7 +66,7 @@ Tensor moved(Move move, const Tensor& x, std::int64_t dim, std::int64_t extent,
     case Move::sum_and_slice: {
       std::vector<Tensor> parts;
       for (int r = 0; r < size; ++r) parts.push_back(part_of(x, dim, r, size));
-      const Tensor mine = torch::empty_like(parts[static_cast<std::size_t>(rank)]);
+      const Tensor mine = torch::empty_like(parts[rank]);
       reduce_scatter(mine, parts, ReduceOp::sum, {.group = group}, public_place());
       return mine;
     }

@@ -79,7 +79,7 @@ void add_pieces(const Assignment& assignment, const RegularFile& file, std::vect
     Piece piece;
     piece.file = &file;
     piece.begin = assignment.from->begin + static_cast<std::uint64_t>(row * row_bytes);
-    piece.bytes = static_cast<std::size_t>(count * row_bytes);
+    piece.bytes = count * row_bytes;
     if (as_they_are)
       piece.memory = static_cast<char*>(to.data_ptr()) + row * row_bytes;
     else
@@ -90,7 +90,7 @@ void add_pieces(const Assignment& assignment, const RegularFile& file, std::vect
 }
 
 void read_piece(const Piece& piece, torch::Tensor& buffer) {
-  const auto at = static_cast<std::size_t>(piece.begin);
+  const std::size_t at = piece.begin;
   if (piece.memory != nullptr) return piece.file->read(at, piece.memory, piece.bytes);
   const auto bytes = static_cast<std::int64_t>(piece.bytes);
   if (!buffer.defined() || buffer.numel() < bytes) buffer = torch::empty({bytes}, torch::kUInt8);

@@ -53,8 +53,7 @@ struct NameRules::Rule {
     std::array<regmatch_t, 10> found{};
     while (at <= name.size() &&
            ::regexec(&compiled, name.c_str() + at, found.size(), found.data(), at == 0 ? 0 : REG_NOTBOL) == 0) {
-      const auto begin = at + static_cast<std::size_t>(found[0].rm_so),
-                 end = at + static_cast<std::size_t>(found[0].rm_eo);
+      const std::size_t begin = at + found[0].rm_so, end = at + found[0].rm_eo;
       result.append(name, at, begin - at);
       for (std::size_t i = 0; i < replacement.size(); ++i) {
         const bool group = replacement[i] == '\\' && i + 1 < replacement.size() &&
@@ -63,10 +62,8 @@ struct NameRules::Rule {
           result += replacement[i];
           continue;
         }
-        const regmatch_t& part = found.at(static_cast<std::size_t>(replacement[++i] - '0'));
-        if (part.rm_so >= 0)
-          result.append(name, at + static_cast<std::size_t>(part.rm_so),
-                        static_cast<std::size_t>(part.rm_eo - part.rm_so));
+        const regmatch_t& part = found.at(replacement[++i] - '0');
+        if (part.rm_so >= 0) result.append(name, at + part.rm_so, part.rm_eo - part.rm_so);
       }
       at = end;
       if (begin == end) {  // an empty match: continue after the next character

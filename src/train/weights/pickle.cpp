@@ -147,7 +147,7 @@ void PickleMachine::make_storage() {
   const std::int64_t elements = values_[id.items[4]].number;
   if (key.size() > kMaxStorageKeyBytes) fail("the name of a storage is too long");
   if (elements < 0) fail("a storage has less than no elements");
-  const std::string_view dtype = kStorageTypes[static_cast<std::size_t>(values_[id.items[1]].number)].dtype;
+  const std::string_view dtype = kStorageTypes[values_[id.items[1]].number].dtype;
   storages_.push_back({std::string(key), static_cast<std::uint64_t>(elements), element_bytes_of(dtype)});
   storage_dtypes_.push_back(dtype);
   make(PickleKind::storage, static_cast<std::int64_t>(storages_.size() - 1));
@@ -171,13 +171,13 @@ void PickleMachine::make_tensor(const std::vector<PickleRef>& arguments, bool ty
   if (tensors_.size() >= kMaxTensors) fail(format_text("it makes more than {} tensors", kMaxTensors));
   if (arguments.size() < (typed ? 7u : 4u)) fail("an argument of a tensor is missing");
   if (values_[arguments[0]].kind != PickleKind::storage) fail("a tensor has no storage");
-  const auto which = static_cast<std::size_t>(values_[arguments[0]].number);
+  const std::size_t which = values_[arguments[0]].number;
   PickledTensor tensor;
   tensor.storage = storages_[which];
   tensor.dtype = storage_dtypes_[which].empty() ? "U8" : storage_dtypes_[which];
   if (typed) {
     if (values_[arguments[6]].kind != PickleKind::dtype) fail("the dtype of a tensor is something else");
-    tensor.dtype = kDtypes[static_cast<std::size_t>(values_[arguments[6]].number)].dtype;
+    tensor.dtype = kDtypes[values_[arguments[6]].number].dtype;
   }
   // With conj or neg, the elements differ from the stored bytes.
   if (const std::size_t metadata = typed ? 7 : 6; arguments.size() > metadata)

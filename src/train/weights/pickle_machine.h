@@ -54,9 +54,7 @@ class PickleMachine {
   /// Runs the pickle and returns the value that it makes.
   PickleRef run();
   const PickleValue& operator[](PickleRef ref) const { return values_.at(ref); }
-  const PickledTensor& tensor(const PickleValue& value) const {
-    return tensors_.at(static_cast<std::size_t>(value.number));
-  }
+  const PickledTensor& tensor(const PickleValue& value) const { return tensors_.at(value.number); }
 
  private:
   [[noreturn]] void fail(std::string_view what) const {
@@ -65,7 +63,7 @@ class PickleMachine {
 
   std::string_view take(std::uint64_t count) {
     if (count > pickle_.size() - at_) fail("it ends inside an instruction");
-    const std::string_view bytes = pickle_.substr(at_, static_cast<std::size_t>(count));
+    const std::string_view bytes = pickle_.substr(at_, count);
     at_ += bytes.size();
     return bytes;
   }

@@ -15,7 +15,7 @@ std::string entry_text(const std::string& name, const ZipEntry& entry, const Rea
   require_plain(name, entry);
   if (entry.bytes > most)
     throw ProtocolError(format_text("its pickle has {} bytes; at most {} are allowed", entry.bytes, most));
-  std::string text(static_cast<std::size_t>(entry.bytes), '\0');
+  std::string text(entry.bytes, '\0');
   read(entry.begin, text.data(), text.size());
   return text;
 }

@@ -129,7 +129,7 @@ torch::Tensor MappedFiles::tensor(const StoredTensor& stored, torch::ScalarType 
     return torch::from_blob(
         begin, stored.shape, stored.strides, [mapping](void*) mutable { mapping.reset(); }, options);
   const torch::Tensor own = torch::empty({last + 1}, options);
-  std::memcpy(own.data_ptr(), begin, static_cast<std::size_t>(last + 1) * element);
+  std::memcpy(own.data_ptr(), begin, (last + 1) * element);
   return own.as_strided(stored.shape, stored.strides);
 }
 

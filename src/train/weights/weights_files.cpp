@@ -22,7 +22,7 @@ constexpr std::string_view kIndexEnding = ".index.json";
 
 StoredTensors read_safetensors(const RegularFile& file, std::string_view first) {
   const std::uint64_t header_bytes = safetensors_header_bytes(first.substr(0, kSafetensorsPrefixBytes), file.size());
-  std::string text(static_cast<std::size_t>(header_bytes), '\0');
+  std::string text(header_bytes, '\0');
   file.read(kSafetensorsPrefixBytes, text.data(), text.size());
   const std::uint64_t data = kSafetensorsPrefixBytes + header_bytes;
   StoredTensors stored;
@@ -37,9 +37,7 @@ StoredTensors read_safetensors(const RegularFile& file, std::string_view first) 
 StoredTensors read_file(const RegularFile& file, const std::string& key) {
   std::string first(std::min<std::size_t>(512, file.size()), '\0');
   file.read(0, first.data(), first.size());
-  const ReadAt read = [&](std::uint64_t offset, void* to, std::size_t count) {
-    file.read(static_cast<std::size_t>(offset), to, count);
-  };
+  const ReadAt read = [&](std::uint64_t offset, void* to, std::size_t count) { file.read(offset, to, count); };
   if (looks_like_zip(first)) return read_torch_file(file.size(), read, key);
   refuse_legacy_torch_file(first);
   if (first.size() > kSafetensorsPrefixBytes && first[kSafetensorsPrefixBytes] != '{')

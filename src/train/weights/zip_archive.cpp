@@ -41,8 +41,7 @@ struct Directory {
 };
 
 Directory find_directory(std::uint64_t file_bytes, const ReadAt& read) {
-  const auto tail_bytes =
-      static_cast<std::size_t>(std::min<std::uint64_t>(file_bytes, kEndBytes + kMaxCommentBytes + kLocator64Bytes));
+  const auto tail_bytes = std::min<std::uint64_t>(file_bytes, kEndBytes + kMaxCommentBytes + kLocator64Bytes);
   const std::string tail = read_bytes(read, file_bytes - tail_bytes, tail_bytes);
   std::optional<std::size_t> end;
   for (std::size_t at = tail.size() < kEndBytes ? 0 : tail.size() - kEndBytes + 1; at-- > 0 && !end;) {
@@ -106,7 +105,7 @@ void widen(std::string_view extra, const std::string& name, std::initializer_lis
 }
 
 std::vector<Central> read_entries(const Directory& directory, const ReadAt& read) {
-  const std::string bytes = read_bytes(read, directory.begin, static_cast<std::size_t>(directory.bytes));
+  const std::string bytes = read_bytes(read, directory.begin, directory.bytes);
   std::vector<Central> entries;
   std::size_t at = 0;
   for (std::uint64_t i = 0; i < directory.entries; ++i) {

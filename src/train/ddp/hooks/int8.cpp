@@ -109,7 +109,7 @@ std::span<std::uint8_t> bytes_of(const torch::Tensor& tensor) {
 /// Divides a bucket into the parts that each rank averages: whole blocks, in rank order.
 struct Division {
   Division(std::size_t numbers, std::size_t block_size, int ranks) : total(numbers), block(block_size) {
-    const std::size_t blocks = blocks_of(numbers, block), n = static_cast<std::size_t>(ranks);
+    const std::size_t blocks = blocks_of(numbers, block), n = ranks;
     for (std::size_t r = 0; r < n; ++r) {
       const std::size_t from = blocks * r / n, to = blocks * (r + 1) / n;
       begin.push_back(std::min(total, from * block));
@@ -180,9 +180,8 @@ Work Int8State::Impl::average(GradBucket& bucket, CommContext& comm) {
   const torch::Tensor mine = buffer.to(torch::kFloat32, /*non_blocking=*/false, /*copy=*/true);
   if (options.use_error_feedback) mine.add_(errors.of(bucket, torch::kFloat32));
 
-  const auto me = static_cast<std::size_t>(group.rank()), n = static_cast<std::size_t>(group.size());
-  const Division parts(static_cast<std::size_t>(mine.numel()), static_cast<std::size_t>(options.block_size),
-                       group.size());
+  const std::size_t me = group.rank(), n = group.size();
+  const Division parts(mine.numel(), options.block_size, group.size());
   const Division part(parts.length[me], parts.block, 1);  // this rank's part
   const auto own_bytes = static_cast<std::int64_t>(parts.bytes[me]);
   const torch::Tensor out = coded(mine, parts);

@@ -93,7 +93,7 @@ void orthogonalize_by_tensors(const torch::Tensor& matrix, double epsilon) {
 void orthogonalize(const torch::Tensor& matrix, double epsilon, std::uint64_t seed) {
   MANIPLE_ASSERT(matrix.is_contiguous() && matrix.size(1) <= matrix.size(0));
   if (!matrix.is_cpu()) return orthogonalize_by_tensors(matrix, epsilon);
-  const auto rows = static_cast<std::size_t>(matrix.size(0)), columns = static_cast<std::size_t>(matrix.size(1));
+  const std::size_t rows = matrix.size(0), columns = matrix.size(1);
   if (matrix.scalar_type() == torch::kFloat64) {
     orthogonalize_as(matrix.data_ptr<double>(), rows, columns, epsilon, seed);
   } else {
