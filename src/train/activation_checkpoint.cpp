@@ -24,6 +24,7 @@
 #include <unordered_set>
 
 #include "comm/base/check.h"
+#include "train/restored.h"
 #include "train/tensor/torch_compat.h"
 
 namespace maniple {
@@ -86,56 +87,16 @@ struct Collector final : Node {
 
 // ---- State that must be as it was in the first call -----------------------------------------------------------------
 
-class RandomStates {
- public:
-  RandomStates() = default;
-  explicit RandomStates(std::vector<torch::Device> devices) : devices_(std::move(devices)) {
-    for (const torch::Device& device : devices_) {
-      at::Generator generator = at::globalContext().defaultGenerator(device);
-      const std::lock_guard lock(generator.mutex());
-      states_.push_back(generator.get_state().clone());
-    }
+/// The generators of the CPU and of the inputs' devices.
+RandomStates random_states_for(const std::vector<torch::Tensor>& inputs) {
+  std::vector<at::Generator> generators = {at::globalContext().defaultGenerator(torch::kCPU)};
+  for (const torch::Tensor& input : inputs) {
+    if (!input.defined() || !input.is_cuda()) continue;
+    const at::Generator one = at::globalContext().defaultGenerator(input.device());
+    if (std::find(generators.begin(), generators.end(), one) == generators.end()) generators.push_back(one);
   }
-  void set() const {
-    for (std::size_t i = 0; i < states_.size(); ++i) {
-      at::Generator generator = at::globalContext().defaultGenerator(devices_[i]);
-      const std::lock_guard lock(generator.mutex());
-      generator.set_state(states_[i]);
-    }
-  }
-  RandomStates now() const { return RandomStates(devices_); }
-
-  static RandomStates for_inputs(const std::vector<torch::Tensor>& inputs) {
-    std::vector<torch::Device> devices = {torch::Device(torch::kCPU)};
-    for (const torch::Tensor& input : inputs) {
-      if (!input.defined() || !input.is_cuda()) continue;
-      if (std::find(devices.begin(), devices.end(), input.device()) == devices.end()) devices.push_back(input.device());
-    }
-    return RandomStates(std::move(devices));
-  }
-
- private:
-  std::vector<torch::Device> devices_;
-  std::vector<torch::Tensor> states_;
-};
-
-/// Sets the random states; the destructor restores the previous ones.
-class RandomStatesGuard {
- public:
-  explicit RandomStatesGuard(const RandomStates& states) : before_(states.now()) { states.set(); }
-  ~RandomStatesGuard() {
-    try {
-      before_.set();
-    } catch (...) {
-      // Random numbers then differ from a run without checkpointing, which is better than ending the program.
-    }
-  }
-  RandomStatesGuard(const RandomStatesGuard&) = delete;
-  RandomStatesGuard& operator=(const RandomStatesGuard&) = delete;
-
- private:
-  RandomStates before_;
-};
+  return RandomStates(std::move(generators));
+}
 
 struct AutocastSettings {
   struct OfDevice {
@@ -227,7 +188,8 @@ edge_list CheckpointBackward::compute_again(const variable_list& gradients, vari
   const CutInputs cut(saved);
   saved.clear();
   const torch::AutoGradMode with_graph(true);
-  const RandomStatesGuard random_guard(random);
+  const Restored outside{random.now()};
+  random.restore();
   const AutocastGuard autocast_guard(autocast);
   const NewNodes inside;
   const std::vector<torch::Tensor> outputs = again(cut.tensors);
@@ -294,7 +256,7 @@ std::vector<torch::Tensor> checkpoint_tensors(TensorFunction function, const std
                                               const ActivationCheckpointOptions& options) {
   if (!torch::GradMode::is_enabled()) return function(inputs);
   const NodePointer<CheckpointBackward> node = make_node<CheckpointBackward>();
-  if (options.preserve_random_state) node->random = RandomStates::for_inputs(inputs);
+  if (options.preserve_random_state) node->random = random_states_for(inputs);
 
   // Saved before the function runs: if the function changes an input in place, LibTorch reports that in backward.
   for (const torch::Tensor& input : inputs) node->inputs.emplace_back(input, false);

@@ -5,21 +5,12 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "comm/base/format.h"
+#include "train/restored.h"
 #include "train/tensor/device.h"
 #include "train/tensor/public_call.h"
 
 namespace maniple {
 namespace {
-
-torch::Tensor random_state(at::Generator generator) {
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state().clone();
-}
-
-void set_random_state(at::Generator generator, const torch::Tensor& state) {
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
-}
 
 std::string random_name(int rank) { return format_text("rank.{}", rank); }
 std::string device_random_name(int rank) { return format_text("rank.{}.cuda", rank); }

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "comm/base/check.h"
+#include "train/restored.h"
 #include "train/tensor/device.h"
 #include "train/tensor/failed_on.h"
 #include "train/tensor/public_call.h"
@@ -65,37 +66,6 @@ bool change_tensors(AnyValue& value, const Change& change) {
 
 // ---- Measuring ------------------------------------------------------------------------------------------------------
 
-/// The destructor restores the random generators and the layers' buffers.
-class UndoMeasuring {
- public:
-  explicit UndoMeasuring(const torch::nn::Sequential& layers) {
-    generators_ = device_generators();
-    generators_.push_back(at::globalContext().defaultGenerator(torch::kCPU));
-    for (at::Generator& one : generators_) {
-      const std::lock_guard lock(one.mutex());
-      states_.push_back(one.get_state().clone());
-    }
-    for (const Tensor& buffer : layers->buffers()) {
-      if (buffer.defined()) buffers_.emplace_back(buffer, buffer.detach().clone());
-    }
-  }
-  ~UndoMeasuring() {
-    const torch::NoGradGuard no_grad;
-    for (auto& [buffer, before] : buffers_) buffer.copy_(before);
-    for (std::size_t i = 0; i < generators_.size(); ++i) {
-      const std::lock_guard lock(generators_[i].mutex());
-      generators_[i].set_state(states_[i]);
-    }
-  }
-  UndoMeasuring(const UndoMeasuring&) = delete;
-  UndoMeasuring& operator=(const UndoMeasuring&) = delete;
-
- private:
-  std::vector<at::Generator> generators_;
-  std::vector<Tensor> states_;
-  std::vector<std::pair<Tensor, Tensor>> buffers_;
-};
-
 /// Runs forward and backward of a layer; returns the result.
 AnyValue run_once(torch::nn::AnyModule& layer, const AnyValue& input) {
   const torch::AutoGradMode with_graph(true);
@@ -128,7 +98,10 @@ AnyValue run_once(torch::nn::AnyModule& layer, const AnyValue& input) {
 std::vector<double> measure(const torch::nn::Sequential& layers, const ComputeDevice& on,
                             const BalanceOptions& options) {
   MANIPLE_REQUIRE(options.repeats >= 1, "balance: {} repeats; expected at least 1", options.repeats);
-  const UndoMeasuring undo(layers);
+  std::vector<at::Generator> generators = device_generators();
+  generators.push_back(at::globalContext().defaultGenerator(torch::kCPU));
+  const Restored random{RandomStates(std::move(generators))};
+  const Restored buffers{TensorValues(layers->buffers())};
   // A clock in milliseconds. On the CPU it measures the processor time of this thread, which shares the work of the
   // intra-op threads, so that other programs do not count.
   const auto clock = [&] {

@@ -12,6 +12,7 @@
 #include "train/data/split_mix.h"
 #include "train/ddp/reducer.h"
 #include "train/open_blas.h"
+#include "train/restored.h"
 #include "train/sha256.h"
 #include "train/tensor/public_call.h"
 #include "train/tensor_layout.h"
@@ -62,17 +63,6 @@ std::string configured(const std::string& name) {
   if (at == std::string::npos) return "unknown";
   const std::size_t begin = at + name.size() + 2;
   return all.substr(begin, all.find('\n', begin) - begin);
-}
-
-std::vector<torch::Tensor> copies_of(const std::vector<torch::Tensor>& tensors) {
-  std::vector<torch::Tensor> copies;
-  for (const torch::Tensor& tensor : tensors) copies.push_back(tensor.detach().clone());
-  return copies;
-}
-
-void restore(const std::vector<torch::Tensor>& tensors, const std::vector<torch::Tensor>& from) {
-  const torch::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < tensors.size() && i < from.size(); ++i) torch::Tensor(tensors[i]).copy_(from[i]);
 }
 
 std::string hash_of(const std::vector<torch::Tensor>& tensors) {
@@ -163,8 +153,8 @@ void VirtualRanksStrategy::seed(std::uint64_t kind, std::int64_t step, int virtu
 // ---- A step ---------------------------------------------------------------------------------------------------------
 
 void VirtualRanksStrategy::begin_step() {
-  buffers_before_ = copies_of(buffers());
-  buffers_after_.clear();
+  buffers_before_ = TensorValues(buffers());
+  buffers_after_ = TensorValues();
   sums_.clear();
   used_.assign(parameters_.size(), false);
   if (ddp_) ddp_->reducer()->drop_kept();
@@ -173,7 +163,7 @@ void VirtualRanksStrategy::begin_step() {
 void VirtualRanksStrategy::begin_batch(std::int64_t step, int turn) {
   turn_ = turn;
   const bool trains = torch::GradMode::is_enabled();
-  if (trains && turn > 0) restore(buffers(), buffers_before_);
+  if (trains && turn > 0) buffers_before_.restore();
   seed(trains ? kTraining : kEvaluation, step, own_.first + turn);
 }
 
@@ -187,7 +177,7 @@ torch::Tensor VirtualRanksStrategy::backward(const detail::TrainerBatch& batch, 
 }
 
 void VirtualRanksStrategy::end_batch() {
-  if (own_.first + turn_ == 0 && own_.count > 1) buffers_after_ = copies_of(buffers());
+  if (own_.first + turn_ == 0 && own_.count > 1) buffers_after_ = TensorValues(buffers());
   if (ddp_) {
     if (turn_ + 1 < own_.count) ddp_->reducer()->keep_gradients();
     return;
@@ -208,16 +198,15 @@ void VirtualRanksStrategy::finish_backward() {
     }
     sums_.clear();
   }
+  buffers_after_.restore();
   const std::vector<torch::Tensor> now = buffers();
-  if (!buffers_after_.empty()) restore(now, buffers_after_);
   if (ddp_ && !now.empty()) Replicator(world(), now).copy_from(0);
 }
 
 // Computes a batch of this rank again, and leaves the buffers as they are.
 std::string VirtualRanksStrategy::nonfinite_in(const detail::TrainerBatch& batch) {
-  const auto before = copies_of(buffers());
+  const Restored unchanged{TensorValues(buffers())};
   const std::string text = TrainerStrategy::nonfinite_in(batch);
-  restore(buffers(), before);
   if (ddp_) ddp_->reducer()->drop_kept();
   return text;
 }
@@ -273,7 +262,7 @@ void VirtualRanksStrategy::differ(const std::string& what) {
 
 /// The hash of the gradients that this rank computes from a batch.
 std::string VirtualRanksStrategy::probe(const detail::TrainerBatch& batch) {
-  const auto before = copies_of(buffers());
+  const Restored unchanged{TensorValues(buffers())};
   drop_gradients();
   seed(kProbe, 0, 0);
   const NoSync unsynced(ddp_->reducer());
@@ -283,7 +272,6 @@ std::string VirtualRanksStrategy::probe(const detail::TrainerBatch& batch) {
   for (const auto& parameter : module().parameters()) gradients.push_back(parameter.grad());
   drop_gradients();
   ddp_->reducer()->drop_kept();
-  restore(buffers(), before);
   return hash_of(gradients);
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "train/ddp/virtual_tree.h"
+#include "train/restored.h"
 #include "train/trainer/strategy.h"
 
 namespace maniple::trainer {
@@ -57,8 +58,8 @@ class VirtualRanksStrategy final : public TrainerStrategy {
 
   // The step in progress.
   int turn_ = 0;
-  std::vector<torch::Tensor> buffers_before_;  ///< copies, of the beginning of the step
-  std::vector<torch::Tensor> buffers_after_;   ///< copies, after virtual rank 0; empty on other ranks
+  TensorValues buffers_before_;  ///< at the beginning of the step
+  TensorValues buffers_after_;   ///< after virtual rank 0; empty on other ranks
 
   // Used without a group: the reducer needs one.
   VirtualSums sums_;

@@ -319,6 +319,30 @@ TEST(VirtualRanks, ARankThatComputesOtherBitsIsNamed) {
   }
 }
 
+TEST(VirtualRanks, ALossThatThrowsWhileTheBitsAreVerifiedLeavesTheBuffers) {
+  run_ranks({.n = 2, .as = As::processes}, [](Rank& r) {
+    init_process_group(r.world);
+    torch::nn::BatchNorm1d norm(8);
+    torch::nn::Sequential net(norm, torch::nn::Linear(8, 4));
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    Trainer trainer(net, optimizer, options_of(4));
+    DataLoader loader(Rows{}, {.batch_size = 2});
+    bool throws = true;
+    const auto loss = [&](auto& batch) {
+      const torch::Tensor value = torch::mse_loss(net->forward(batch.data), batch.target);
+      if (throws) throw InvalidArgument("no loss today");
+      return value;
+    };
+    const torch::Tensor mean = norm->running_mean.clone();
+    EXPECT_NE(error_of([&] { trainer.fit(loader, loss); }).find("no loss today"), std::string::npos);
+    EXPECT_TRUE(torch::equal(norm->running_mean, mean));
+    throws = false;
+    EXPECT_EQ(error_of([&] { trainer.fit(loader, loss); }), "no error");
+    EXPECT_FALSE(torch::equal(norm->running_mean, mean));
+    destroy_process_group();
+  });
+}
+
 TEST(VirtualRanks, ACheckpointOfAnotherJobIsRefused) {
   run_ranks({.n = 2, .as = As::processes}, [](Rank& r) {
     init_process_group(r.world);
