@@ -120,6 +120,7 @@ VirtualRanksStrategy::VirtualRanksStrategy(Given given, const std::shared_ptr<Pr
       threads_(options.virtual_threads),
       allow_different_bits_(options.allow_different_bits),
       seed_(static_cast<std::int64_t>(at::detail::getDefaultCPUGenerator().current_seed())),
+      replicated_(group, {}),
       sums_(own_.total, own_.first) {
   if (ddp_) ddp_->reducer()->use_virtual_ranks(own_.total);
   if (group && group->size() > 1) group->broadcast(buffer_of(seed_), 0, {}, public_place());
@@ -153,7 +154,7 @@ void VirtualRanksStrategy::seed(std::uint64_t kind, std::int64_t step, int virtu
 // ---- A step ---------------------------------------------------------------------------------------------------------
 
 void VirtualRanksStrategy::begin_step() {
-  buffers_before_ = TensorValues(buffers());
+  buffers_before_ = own_.count > 1 ? TensorValues(buffers()) : TensorValues();
   buffers_after_ = TensorValues();
   sums_.clear();
   used_.assign(parameters_.size(), false);
@@ -200,7 +201,9 @@ void VirtualRanksStrategy::finish_backward() {
   }
   buffers_after_.restore();
   const std::vector<torch::Tensor> now = buffers();
-  if (ddp_ && !now.empty()) Replicator(world(), now).copy_from(0);
+  if (!ddp_ || now.empty()) return;
+  if (!replicated_.replace(now)) replicated_ = Replicator(world(), now);
+  replicated_.copy_from(0);
 }
 
 // Computes a batch of this rank again, and leaves the buffers as they are.

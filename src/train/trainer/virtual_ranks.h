@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "train/ddp/parameter.h"
 #include "train/ddp/virtual_tree.h"
 #include "train/restored.h"
 #include "train/trainer/strategy.h"
@@ -58,8 +59,9 @@ class VirtualRanksStrategy final : public TrainerStrategy {
 
   // The step in progress.
   int turn_ = 0;
-  TensorValues buffers_before_;  ///< at the beginning of the step
+  TensorValues buffers_before_;  ///< at the beginning of the step; empty with one turn
   TensorValues buffers_after_;   ///< after virtual rank 0; empty on other ranks
+  Replicator replicated_;        ///< the buffers
 
   // Used without a group: the reducer needs one.
   VirtualSums sums_;
