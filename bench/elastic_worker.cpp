@@ -10,7 +10,8 @@
 //                           above 2 RANKS, and k the largest number of virtual ranks of a rank
 //
 // The trainings have separate networks and run blocks of steps in turn, so that disturbances of the machine hit all.
-// Times are medians over blocks, of the slowest rank, with one thread per rank.
+// Times are medians over blocks, of the slowest rank, with one thread per rank. CPU times are of all ranks together;
+// on a busy machine they disturb each other less.
 #include <time.h>
 
 #include <algorithm>
@@ -56,15 +57,23 @@ double now() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
+/// CPU time of this process, in seconds.
+double cpu_time() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
   return values[values.size() / 2];
 }
 
-double longest(double value) {
-  maniple::get_default_group()->all_reduce(maniple::buffer_of(value), maniple::ReduceOp::max);
+double over_ranks(double value, const maniple::ReduceOp& op) {
+  maniple::get_default_group()->all_reduce(maniple::buffer_of(value), op);
   return value;
 }
+double longest(double value) { return over_ranks(value, maniple::ReduceOp::max); }
 
 constexpr int kSteps = 8;  // of a block
 
@@ -80,9 +89,10 @@ struct Contest {
     options.progress = false;
     options.virtual_ranks = virtual_ranks;
     options.on_step = [this](const maniple::TrainerState&) {
-      if (steps++ == 0) began = now();
+      if (steps++ == 0) began = now(), cpu_began = cpu_time();
       if (steps <= kSteps) return;
       ms = (now() - began) / kSteps * 1e3;
+      cpu_ms = (cpu_time() - cpu_began) / kSteps * 1e3;
       trainer->stop();
     };
     trainer = std::make_unique<maniple::Trainer>(net, *optimizer, options);
@@ -97,6 +107,7 @@ struct Contest {
       return torch::nn::functional::cross_entropy(net->forward(batch.data), batch.target);
     });
     times.push_back(longest(ms));
+    cpu_times.push_back(over_ranks(cpu_ms, maniple::ReduceOp::sum));
   }
 
   std::string name;
@@ -105,8 +116,8 @@ struct Contest {
   std::unique_ptr<maniple::Trainer> trainer;
   std::unique_ptr<maniple::DataLoader<Images>> loader;
   int steps = 0;
-  double began = 0, ms = 0;
-  std::vector<double> times;
+  double began = 0, ms = 0, cpu_began = 0, cpu_ms = 0;
+  std::vector<double> times, cpu_times;
 };
 
 void measure_model(const std::string& model, double seconds) {
@@ -122,20 +133,22 @@ void measure_model(const std::string& model, double seconds) {
   add("V = " + std::to_string(ranks), 1, ranks);
   add("DDP, accumulate " + std::to_string(most), most, 0);
   add("V = " + std::to_string(total), 1, total);
-  for (auto& one : all) one->run_block(), one->times.clear();
+  for (auto& one : all) one->run_block(), one->times.clear(), one->cpu_times.clear();
   const double begin = now();
   while (longest(now() - begin) < seconds) {
     for (auto& one : all) one->run_block();
   }
   for (std::size_t i = 0; i < all.size(); ++i) {
     const double ms = median(all[i]->times), plain = median(all[i / 2 * 2]->times);
-    char line[200];
-    std::snprintf(line, sizeof line, "%-6s %-18s %9.2f ms a step %8.3f", model.c_str(), all[i]->name.c_str(), ms,
-                  ms / plain);
+    const double cpu = median(all[i]->cpu_times), plain_cpu = median(all[i / 2 * 2]->cpu_times);
+    char line[300];
+    std::snprintf(line, sizeof line, "%-6s %-18s %9.2f ms a step %8.3f   CPU %9.2f ms %8.3f", model.c_str(),
+                  all[i]->name.c_str(), ms, ms / plain, cpu, cpu / plain_cpu);
     maniple::print_once(line);
     std::snprintf(line, sizeof line,
-                  R"({"kind": "elastic", "model": "%s", "name": "%s", "ranks": %d, "step_ms": %.3f, "ratio": %.4f})",
-                  model.c_str(), all[i]->name.c_str(), ranks, ms, ms / plain);
+                  R"({"kind": "elastic", "model": "%s", "name": "%s", "ranks": %d, "step_ms": %.3f, "ratio": %.4f, )"
+                  R"("cpu_ms": %.3f, "cpu_ratio": %.4f})",
+                  model.c_str(), all[i]->name.c_str(), ranks, ms, ms / plain, cpu, cpu / plain_cpu);
     maniple::print_once(line);
   }
 }
