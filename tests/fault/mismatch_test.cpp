@@ -308,13 +308,13 @@ TEST_P(MismatchTest, WhileAnotherRankIsAwaited) {
   const Call scatter = [](Rank& r, auto& x) { r.world->scatter(buffer_of(x), buffer_of(x), 2); };
   for (const auto& [odd, others] :
        {std::pair(broadcast, scatter), std::pair(barrier, all_reduce), std::pair(reduced, all_reduce)}) {
-    run([&, odd = odd, others = others](Rank& r) {
+    run([&, wrong = odd, right = others](Rank& r) {
       r.phase("all have joined");
       r.world->barrier();
       std::vector<float> x(100);
       const Caught caught = catch_error([&] {
         if (r.rank == 2) r.world->recv(buffer_of(x), 0);  // rank 0 sends after the collective
-        r.rank == 1 ? odd(r, x) : others(r, x);
+        r.rank == 1 ? wrong(r, x) : right(r, x);
       });
       EXPECT_TRUE(caught.is(ErrorKind::mismatch)) << caught;
       EXPECT_TRUE(names_rank(caught.text, 0) && names_rank(caught.text, 1)) << caught;
