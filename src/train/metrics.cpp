@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 #include <utility>
 
 #include "comm/base/check.h"
+#include "train/checkpoint/named_state.h"
 #include "train/tensor/public_call.h"
 #include <maniple/dist.h>
 
@@ -190,6 +192,41 @@ MetricRow Metrics::local() const {
   return MetricRow(std::move(row));
 }
 
+void Metrics::merge(const Metrics& other) {
+  const std::vector<double> all = other.values();
+  for (std::size_t i = 0; i < other.entries_.size(); ++i)
+    put(other.entries_[i].name, other.entries_[i].kind, all[i], other.entries_[i].count);
+}
+
+std::string Metrics::state_dict() const {
+  std::string text;
+  const std::vector<double> all = values();
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const Entry& entry = entries_[i];
+    text += format_text("{} {} {} {}{}", static_cast<int>(entry.kind), text_of(all[i]), text_of(entry.count),
+                        entry.name, '\0');
+  }
+  return text;
+}
+
+void Metrics::load_state_dict(const std::string& text) {
+  Metrics loaded;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = text.find('\0', begin);
+    std::istringstream line(text.substr(begin, end - begin));
+    int kind = -1;
+    std::string value, count, name;
+    line >> kind >> value >> count;
+    line.get();
+    std::getline(line, name, '\0');
+    if (end == std::string::npos || kind < 0 || kind > static_cast<int>(MetricKind::max) || name.empty())
+      throw ProtocolError(format_text("\"{}\" is not a state of metrics", text.substr(begin, 80)));
+    loaded.put(name, static_cast<MetricKind>(kind), real_of(value), real_of(count));
+    begin = end + 1;
+  }
+  entries_ = std::move(loaded.entries_);
+}
+
 /// The union of the names of all ranks, rank 0's first. Names that were agreed on before keep their places.
 void Metrics::agree(std::span<const Metrics> parts, ProcessGroup* group, std::vector<Name>& agreed) {
   std::string own;
@@ -242,6 +279,12 @@ MetricRow Metrics::all_reduce(std::span<Metrics> parts, std::size_t max_parts,
   if (group) group->require_member("Metrics::all_reduce");
   auto ranks = group ? group : is_initialized() ? get_default_group() : nullptr;
   if (ranks && ranks->size() == 1) ranks = nullptr;
+  return reduce(parts, max_parts, ranks);
+}
+
+MetricRow Metrics::row_of(std::span<Metrics> parts) { return reduce(parts, parts.size(), nullptr); }
+
+MetricRow Metrics::reduce(std::span<Metrics> parts, std::size_t max_parts, const std::shared_ptr<ProcessGroup>& ranks) {
   std::vector<Name>& agreed = parts.front().agreement_of(ranks).names;
   std::vector<std::vector<double>> own_values;
   for (const Metrics& part : parts) own_values.push_back(part.values());

@@ -48,6 +48,32 @@ TEST(Metrics, OneProcess) {
             "no metric \"accuracy\" was added on any rank; there are: loss, samples, least, most");
 }
 
+// Metrics of steps that are added to others one after the other, also in another process.
+TEST(Metrics, MergedAndRestoredTheyHaveTheSameBits) {
+  Metrics all, restored;
+  for (int step = 0; step < 5; ++step) {
+    Metrics one;
+    one.add("loss", torch::tensor(0.1F * static_cast<float>(step)), 3);
+    one.add("a name with spaces", 1.0 / (step + 1));
+    one.add_max("most", step);
+    one.add_sum("nothing", std::nan(""));
+    Metrics received;
+    received.load_state_dict(one.state_dict());
+    all.merge(one);
+    restored.merge(received);
+  }
+  EXPECT_EQ(all.state_dict(), restored.state_dict());
+  std::vector<Metrics> parts = {all, restored};
+  const MetricRow row = Metrics::row_of(parts);
+  EXPECT_EQ(row["loss"], all.local()["loss"]);
+  EXPECT_EQ(row.at("loss").count, 30);
+  EXPECT_EQ(row["most"], 4);
+  EXPECT_TRUE(std::isnan(row["nothing"]));
+  EXPECT_TRUE(parts[0].empty() && parts[1].empty());
+  EXPECT_THROW(all.load_state_dict("7 0 1 loss"), ProtocolError);
+  EXPECT_EQ(all.state_dict(), restored.state_dict());
+}
+
 TEST(Metrics, MistakesAreNamed) {
   Metrics metrics;
   metrics.add("loss", 1.0);

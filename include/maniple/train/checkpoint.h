@@ -53,6 +53,7 @@ namespace MANIPLE_API maniple {
 
 struct CheckpointOptions {
   std::string folder = {};  ///< created if missing; it is an error if it exists and is not a directory
+  bool in_memory = false;   ///< without a folder: only copy_from() can be used
   int keep_last = 3;        ///< older ones are removed after each save; at least 1. Damaged ones do not count
   bool background = true;   ///< false: save() returns when the checkpoint is on the disk
   /// Every rank writes its own part, instead of rank 0 writing everything: see sharded_checkpoint.h. A checkpoint loads
@@ -139,6 +140,13 @@ class Checkpoint {
   /// ones.
   std::optional<std::int64_t> load(const LoadOptions& options = {},
                                    const SourceLocation& where = SourceLocation::current());
+
+  /// In memory, without files: all ranks get the parts that rank `source` of the group has. Collective. For parts that
+  /// are alike on all ranks; throws Unsupported with `sharded`. If the parts do not fit on one rank, all ranks throw.
+  void copy_from(int source, const SourceLocation& where = SourceLocation::current());
+
+  /// The ranks that save and load together from now on, as in CheckpointOptions. Waits for a save in progress.
+  void use_group(std::shared_ptr<ProcessGroup> group);
 
   /// Waits until nothing is being written.
   void wait();

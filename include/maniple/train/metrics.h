@@ -115,8 +115,20 @@ class Metrics {
                               const std::shared_ptr<ProcessGroup>& group,
                               const SourceLocation& where = SourceLocation::current());
 
+  /// The same, if this rank has all parts. Does not communicate.
+  static MetricRow row_of(std::span<Metrics> parts);
+
   /// The row of this rank alone; does not reset the metrics.
   MetricRow local() const;
+
+  /// Adds what `other` has: its sums, minima and maxima, as one value of each name. Throws InvalidArgument for a name
+  /// that is in use for another kind.
+  void merge(const Metrics& other);
+
+  /// The exact sums so far, as text.
+  std::string state_dict() const;
+  /// Throws ProtocolError, and changes nothing, for another text.
+  void load_state_dict(const std::string& text);
 
   void reset() noexcept { entries_.clear(); }
   bool empty() const noexcept { return entries_.empty(); }
@@ -146,6 +158,7 @@ class Metrics {
     std::vector<Name> names;
   };
   Agreement& agreement_of(const std::shared_ptr<ProcessGroup>& group);
+  static MetricRow reduce(std::span<Metrics> parts, std::size_t max_parts, const std::shared_ptr<ProcessGroup>& ranks);
   static void agree(std::span<const Metrics> parts, ProcessGroup* group, std::vector<Name>& agreed);
 
   std::vector<Entry> entries_;

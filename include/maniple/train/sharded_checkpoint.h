@@ -61,6 +61,8 @@ namespace MANIPLE_API maniple {
 
 class ProcessGroup;
 class SavedCheckpoint;
+struct NamedState;
+struct TensorBox;
 
 /// The part of a tensor that this rank holds: a range in each dimension.
 struct TensorShard {
@@ -95,6 +97,8 @@ class SavedPart {
     std::vector<std::int64_t> shape;
   };
   SavedPart(SavedCheckpoint& checkpoint, const std::string& name);
+  /// A part in memory, which must outlive this object.
+  explicit SavedPart(const NamedState& state);
 
   const std::map<std::string, std::string>& texts() const;
   const std::map<std::string, Tensor>& tensors() const { return tensors_; }
@@ -107,7 +111,11 @@ class SavedPart {
   void read(const ShardOf& shard) const;
 
  private:
-  SavedCheckpoint* checkpoint_;
+  /// Reads elements from the file, or from memory.
+  torch::Tensor elements(const std::string& tensor, const TensorBox& box, torch::ScalarType dtype) const;
+
+  SavedCheckpoint* checkpoint_ = nullptr;
+  const NamedState* memory_ = nullptr;
   std::string name_;
   std::map<std::string, Tensor> tensors_;
 };

@@ -14,7 +14,9 @@
 #include "comm/base/fork_guard.h"
 #include "comm/base/log.h"
 #include "comm/base/mutex.h"
+#include "train/checkpoint/broadcast_state.h"
 #include "train/checkpoint/checkpoint_folder.h"
+#include "train/checkpoint/choose_checkpoint.h"
 #include "train/checkpoint/named_state.h"
 #include "train/checkpoint/part.h"
 #include "train/checkpoint/pending_checkpoint.h"
@@ -158,6 +160,7 @@ struct Checkpoint::Impl {
   }
 
   void save(std::int64_t step) {
+    require_folder("Checkpoint::save");
     MANIPLE_REQUIRE(step >= 0, "a checkpoint of step {}: steps begin with 0", step);
     if (options.sharded) return save_shards(step);
     const auto ranks = group();
@@ -187,72 +190,6 @@ struct Checkpoint::Impl {
 
   // ---- Loading -------------------------------------------------------------------------------------------------
 
-  /// The newest whole checkpoint, -1 if there are none. Throws if there are some but none is usable.
-  std::int64_t choose(const LoadOptions& load) const {
-    restore_replaced(options.folder);
-    if (load.step) {
-      verify_checkpoint(options.folder, *load.step);
-      return *load.step;
-    }
-    std::vector<std::string> errors;
-    for (const std::int64_t step : list_checkpoints(options.folder)) {
-      try {
-        verify_checkpoint(options.folder, step);
-        return step;
-      } catch (const Error& failure) {
-        log_warning("{}; trying the one before it", failure.what());
-        errors.emplace_back(failure.what());
-      }
-    }
-    if (!errors.empty()) {
-      throw ProtocolError(format_text("no checkpoint in {} can be used: {}", options.folder, joined(errors, "; ")));
-    }
-    return -1;
-  }
-
-  /// The same, but the ranks divide the files to verify. Collective.
-  std::int64_t choose_together(const LoadOptions& load, ProcessGroup& ranks) const {
-    std::string offered, failed;
-    if (ranks.rank() == 0) {
-      try {
-        restore_replaced(options.folder);
-        offered = load.step ? std::to_string(*load.step) : joined(list_checkpoints(options.folder), " ");
-      } catch (const Error& failure) {
-        failed = failure.what();
-      }
-    }
-    failed = ranks.broadcast_object(failed, 0, {}, public_place());
-    if (!failed.empty()) throw_failed_on<ProtocolError>(ranks, 0, failed);
-    std::istringstream steps(ranks.broadcast_object(offered, 0, {}, public_place()));
-    std::vector<std::string> errors;
-    int first_failed = -1;
-    for (std::int64_t step = 0; steps >> step;) {
-      std::string mine;
-      try {
-        const std::string path = options.folder + "/" + checkpoint_name(step) + "/";
-        int next = 0;
-        for (const auto& [name, digest] : read_manifest(options.folder, step).files) {
-          if (next++ % ranks.size() == ranks.rank()) verify_file(path + name, digest);
-        }
-      } catch (const Error& failure) {
-        mine = failure.what();
-      }
-      const std::vector<std::string> all = ranks.all_gather_objects(mine, {}, public_place());
-      const auto first_error =
-          std::find_if(all.begin(), all.end(), [](const std::string& text) { return !text.empty(); });
-      if (first_error == all.end()) return step;
-      const auto rank = static_cast<int>(first_error - all.begin());
-      if (first_failed < 0) first_failed = rank;
-      errors.push_back(format_text("rank {}: {}", rank, *first_error));
-      if (!load.step && ranks.rank() == 0) log_warning("{}; trying the one before it", errors.back());
-    }
-    if (errors.empty()) return -1;
-    throw_failed_on<ProtocolError>(
-        ranks, first_failed,
-        load.step ? errors.front()
-                  : format_text("no checkpoint in {} can be used: {}", options.folder, joined(errors, "; ")));
-  }
-
   void read(std::int64_t step, const LoadOptions& load, int rank) {
     SavedCheckpoint saved(options.folder + "/" + checkpoint_name(step), read_manifest(options.folder, step));
     std::vector<SavedPart> states;
@@ -272,25 +209,80 @@ struct Checkpoint::Impl {
     set_random_states(random, rank);
   }
 
+  void require_folder(const char* operation) const {
+    MANIPLE_REQUIRE(!options.in_memory, "{}: this checkpoint was made with in_memory, without a folder", operation);
+  }
+
+  // ---- In memory -----------------------------------------------------------------------------------------------
+
+  void copy_from(int source) {
+    if (options.sharded) throw Unsupported("Checkpoint::copy_from: the parts are divided over the ranks (sharded)");
+    const auto ranks = group();
+    const int size = ranks ? ranks->size() : 1;
+    MANIPLE_REQUIRE(source >= 0 && source < size, "Checkpoint::copy_from: rank {} in a group of {}", source, size);
+    if (size == 1) return;
+    wait();
+    const bool gives = ranks->rank() == source;
+    const Layouts divided = layouts();
+    std::vector<std::string> part_names;
+    for (const Part& part : parts) part_names.push_back(part.name);
+    const std::string own = joined(part_names);
+    std::vector<NamedState> states(parts.size());
+    std::vector<std::string> descriptions(parts.size());
+    std::exception_ptr failure;
+    try {
+      const std::string theirs = ranks->broadcast_object(own, source, {}, public_place());
+      MANIPLE_REQUIRE(theirs == own, "rank {} copies the parts {}, and this rank has {}", source, theirs, own);
+      for (std::size_t i = 0; i < parts.size() && gives; ++i) {
+        states[i] = whole_state(parts[i].save(nullptr), parts[i].name);
+        descriptions[i] = description_of(states[i]);
+      }
+    } catch (const InvalidArgument&) {
+      failure = std::current_exception();
+    }
+    throw_on_all(failure, *ranks, "could not copy the parts");
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      broadcast_state(states[i], descriptions[i], source, *ranks);
+      if (gives || failure) continue;
+      try {
+        parts[i].load(SavedPart(states[i]), {}, divided);
+      } catch (const std::exception&) {
+        failure = std::current_exception();
+      }
+      states[i] = {};
+    }
+    throw_on_all(failure, *ranks, format_text("could not take over the parts of rank {}", source));
+  }
+
+  /// A failure on any rank is an error on all: otherwise the others would wait for it in their next collective.
+  static void throw_on_all(const std::exception_ptr& failure, ProcessGroup& ranks, const std::string& what) {
+    std::int64_t first_failed = failure ? ranks.rank() : ranks.size();
+    ranks.all_reduce(buffer_of(first_failed), ReduceOp::min, {}, public_place());
+    if (failure) std::rethrow_exception(failure);
+    if (first_failed == ranks.size()) return;
+    throw_failed_on<ProtocolError>(ranks, static_cast<int>(first_failed),
+                                   format_text("rank {} {}; its own error says why", first_failed, what));
+  }
+
   std::optional<std::int64_t> load(const LoadOptions& load) {
+    require_folder("Checkpoint::load");
     wait();
     const auto ranks = group();
     if (!ranks || ranks->size() == 1) {
-      const std::int64_t step = choose(load);
+      const std::int64_t step = choose_checkpoint(options.folder, load);
       if (step < 0) return std::nullopt;
       read(step, load, 0);
       return loaded = step;
     }
-    // Rank 0 chooses, so that all ranks load the same step. A failure on any rank is an error on all: otherwise the
-    // other ranks would wait for it in their next collective.
+    // Rank 0 chooses, so that all ranks load the same step.
     constexpr std::int64_t kFailed = -2;
     std::int64_t step = kFailed;
     std::exception_ptr failure;
     if (options.sharded) {
-      step = choose_together(load, *ranks);  // throws on all ranks
+      step = choose_checkpoint_together(options.folder, load, *ranks);  // throws on all ranks
     } else if (ranks->rank() == 0) {
       try {
-        step = choose(load);
+        step = choose_checkpoint(options.folder, load);
       } catch (const Error&) {
         failure = std::current_exception();
       }
@@ -304,25 +296,17 @@ struct Checkpoint::Impl {
         failure = std::current_exception();
       }
     }
-    std::int64_t first_failed = failure ? ranks->rank() : ranks->size();
-    ranks->all_reduce(buffer_of(first_failed), ReduceOp::min, {}, public_place());
-    if (failure) std::rethrow_exception(failure);
-    if (first_failed < ranks->size()) {
-      throw_failed_on<ProtocolError>(
-          *ranks, static_cast<int>(first_failed),
-          format_text("rank {} could not load the checkpoint from {}; its own error says why", first_failed,
-                      options.folder));
-    }
+    throw_on_all(failure, *ranks, format_text("could not load the checkpoint from {}", options.folder));
     return loaded = step;
   }
 };
 
 Checkpoint::Checkpoint(CheckpointOptions options) : impl_(std::make_unique<Impl>()) {
-  MANIPLE_REQUIRE(!options.folder.empty(), "a checkpoint needs a folder");
+  MANIPLE_REQUIRE(options.in_memory || !options.folder.empty(), "a checkpoint needs a folder");
   MANIPLE_REQUIRE(options.keep_last >= 1, "keep_last is {}; at least 1 checkpoint is kept", options.keep_last);
   if (options.group) options.group->require_member("Checkpoint");
   while (options.folder.size() > 1 && options.folder.back() == '/') options.folder.pop_back();
-  require_directory(options.folder);
+  if (!options.in_memory) require_directory(options.folder);
   impl_->options = std::move(options);
 }
 
@@ -425,6 +409,15 @@ void Checkpoint::save(std::int64_t step, const SourceLocation& where) {
 std::optional<std::int64_t> Checkpoint::load(const LoadOptions& options, const SourceLocation& where) {
   const PublicCall call("Checkpoint::load, which all ranks call", where);
   return impl_->load(options);
+}
+void Checkpoint::copy_from(int source, const SourceLocation& where) {
+  const PublicCall call("Checkpoint::copy_from, which all ranks call", where);
+  impl_->copy_from(source);
+}
+void Checkpoint::use_group(std::shared_ptr<ProcessGroup> group) {
+  if (group) group->require_member("Checkpoint::use_group");
+  impl_->wait();
+  impl_->options.group = std::move(group);
 }
 void Checkpoint::wait() { impl_->wait(); }
 

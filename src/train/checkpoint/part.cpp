@@ -222,17 +222,31 @@ SavedPart::SavedPart(SavedCheckpoint& checkpoint, const std::string& name) : che
     tensors_[key] = {scalar_type_of(tensor.dtype, key), tensor.shape};
 }
 
+SavedPart::SavedPart(const NamedState& state) : memory_(&state) {
+  for (const auto& [key, tensor] : state.tensors) tensors_[key] = {tensor.scalar_type(), tensor.sizes().vec()};
+}
+
+torch::Tensor SavedPart::elements(const std::string& tensor, const TensorBox& box, torch::ScalarType dtype) const {
+  if (memory_ != nullptr) {
+    torch::Tensor part = memory_->tensors.at(tensor).reshape(box.view);
+    for (std::size_t dim = 0; dim < box.view.size(); ++dim)
+      part = part.narrow(static_cast<std::int64_t>(dim), box.offset[dim], box.size[dim]);
+    return part;
+  }
+  torch::Tensor part = torch::empty(box.size, dtype);
+  checkpoint_->read(checkpoint_->index().parts.at(name_).tensors.at(tensor), box, part.data_ptr());
+  return part;
+}
+
 const std::map<std::string, std::string>& SavedPart::texts() const {
+  if (memory_ != nullptr) return memory_->texts;
   return checkpoint_->index().parts.at(name_).texts;
 }
 
 torch::Tensor SavedPart::read(const std::string& tensor) const {
   const auto found = tensors_.find(tensor);
   MANIPLE_REQUIRE(found != tensors_.end(), "the checkpoint has no tensor \"{}\"", tensor);
-  torch::Tensor result = torch::empty(found->second.shape, found->second.dtype);
-  checkpoint_->read(checkpoint_->index().parts.at(name_).tensors.at(tensor), TensorBox::whole(found->second.shape),
-                    result.data_ptr());
-  return result;
+  return elements(tensor, TensorBox::whole(found->second.shape), found->second.dtype);
 }
 
 void SavedPart::read(const TensorShard& shard) const {
@@ -241,11 +255,9 @@ void SavedPart::read(const TensorShard& shard) const {
   MANIPLE_REQUIRE(found != tensors_.end(), "the checkpoint has no tensor \"{}\"", shard.name);
   MANIPLE_REQUIRE(found->second.shape == shard.shape, "{} has shape [{}] in the checkpoint and [{}] here", shard.name,
                   joined(found->second.shape), joined(shard.shape));
-  const torch::Tensor read = torch::empty(box.size, found->second.dtype);
-  checkpoint_->read(checkpoint_->index().parts.at(name_).tensors.at(shard.name), box, read.data_ptr());
   const torch::NoGradGuard no_grad;
   torch::Tensor local = shard.local;
-  local.copy_(read);
+  local.copy_(elements(shard.name, box, found->second.dtype));
 }
 
 void SavedPart::read(const ShardOf& shard) const {

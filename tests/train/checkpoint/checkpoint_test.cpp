@@ -318,5 +318,66 @@ TEST(Checkpoint, AFailureOnOneRankIsAnErrorOnAll) {
   });
 }
 
+// All parts of one rank, for every kind of optimizer; the ranks then go on with the same bits.
+TEST(Checkpoint, AllRanksGetTheStateOfOneInMemory) {
+  run_ranks({.n = 3, .as = As::processes}, [](Rank& r) {
+    init_process_group(r.world);
+    for (const auto& [name, make_optimizer] : optimizers()) {
+      torch::manual_seed(static_cast<std::uint64_t>(r.rank));
+      Job job("", make_optimizer, {.in_memory = true});
+      job.train(2 * r.rank);  // rank 0's optimizer has no state
+      job.checkpoint->copy_from(1);
+      torch::manual_seed(9);
+      job.train(4);
+      for (const torch::Tensor& own : job.bits()) {
+        const torch::Tensor theirs = own.detach().clone();
+        broadcast(theirs, 1);
+        EXPECT_TRUE(own.equal(theirs)) << name << ", rank " << r.rank;
+      }
+      EXPECT_EQ(r.world->broadcast_object(std::to_string(job.loss), 1), std::to_string(job.loss)) << name;
+    }
+    destroy_process_group();
+  });
+}
+
+std::string copy_error(Checkpoint& checkpoint, int source) {
+  try {
+    checkpoint.copy_from(source);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Checkpoint, PartsThatDoNotFitOnOneRankAreAnErrorOnAll) {
+  run_ranks({.n = 3}, [](Rank& r) {
+    torch::nn::Linear net(r.rank == 1 ? 4 : 3, 2);
+    const torch::Tensor before = net->weight.detach().clone();
+    std::int64_t epoch = r.rank;
+    Checkpoint checkpoint({.in_memory = true, .group = r.world});
+    checkpoint.add("net", *net).add("epoch", epoch);
+    const std::string unfit = copy_error(checkpoint, 0);
+    EXPECT_NE(unfit.find(r.rank == 1 ? "weight" : "rank 1 could not take over the parts of rank 0"), std::string::npos)
+        << unfit;
+    EXPECT_TRUE(r.rank != 1 || net->weight.equal(before));
+
+    Checkpoint other({.in_memory = true, .group = r.world});
+    other.add(r.rank == 2 ? "other" : "epoch", epoch);
+    const std::string named = copy_error(other, 0);
+    EXPECT_NE(named.find(r.rank == 2 ? "rank 0 copies the parts epoch, and this rank has other"
+                                     : "rank 2 could not copy the parts"),
+              std::string::npos)
+        << named;
+    EXPECT_THROW(checkpoint.save(1), InvalidArgument);
+    EXPECT_THROW(checkpoint.load(), InvalidArgument);
+
+    // What the source cannot copy.
+    torch::Tensor undefined;
+    Checkpoint third({.in_memory = true, .group = r.world});
+    third.add("undefined", undefined);
+    EXPECT_NE(copy_error(third, 2), "no error");
+  });
+}
+
 }  // namespace
 }  // namespace maniple::harness::checkpoint_test
