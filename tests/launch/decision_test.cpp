@@ -235,6 +235,10 @@ const std::vector<AgentMessage> kMessages = {
     message::Quit{-1, "t"},
     message::Alive{100, 2000},
     message::Dropped{2000},
+    message::Noticed{7, {WorkerNotice::Kind::lost, 3, 4, {0, 2}}},
+    message::Members{7, 8, {4, 0, 2}},
+    message::Replace{7, 2, true},
+    message::Kill{7, 2},
 };
 
 TEST(AgentMessage, EveryKindSurvivesTheWire) {
@@ -248,7 +252,8 @@ TEST(AgentMessage, EveryKindSurvivesTheWire) {
       EXPECT_THROW(decode_agent_message(bytes.substr(0, i)), ProtocolError) << kind;
     EXPECT_THROW(decode_agent_message(bytes + "x"), ProtocolError) << kind;
   }
-  EXPECT_THROW(decode_agent_message(std::string(1, '\x12')), ProtocolError) << "an unknown kind";
+  const std::string unknown(1, static_cast<char>(kMessages.size()));
+  EXPECT_THROW(decode_agent_message(unknown), ProtocolError) << "an unknown kind";
 }
 
 TEST(AgentMessage, LongVariablesAreNotCut) {

@@ -34,6 +34,7 @@ struct RunArguments {
   std::string master, master_addr;
   int master_port = -1;
   std::string hosts, hostfile;
+  std::string elastic;
   bool explain = false, standalone = false;
   std::string ignored;
   std::vector<std::string> environment;
@@ -82,6 +83,10 @@ void read_devices(const RunArguments& arguments, LaunchOptions& options) {
 
 void read_nodes(const RunArguments& arguments, LaunchOptions& options) {
   options.nodes = parse_node_range(arguments.nodes);
+  if (!arguments.elastic.empty()) {
+    const NodeRange range = parse_elastic_range(arguments.elastic);
+    options.elastic = {.min = range.min, .max = range.max};
+  }
   options.node_rank = arguments.node_rank;
   MANIPLE_REQUIRE(arguments.master.empty() || arguments.master_addr.empty(),
                   "--master and --master-addr say the same: give one");
@@ -386,6 +391,10 @@ std::function<int()> declare_run(CLI::App& app) {
                          ->capture_default_str()
                          ->group(failure),
                      0);
+  app.add_option("--elastic", arguments->elastic,
+                 "the job goes on with MIN to MAX processes while lost ones are replaced (docs/elastic.md)")
+      ->type_name("MIN:MAX")
+      ->group(failure);
   add_seconds(app, "--restart-delay", options.restarts.first_delay,
               "seconds before the first restart, doubled up to 30 s")
       ->group(failure);

@@ -31,6 +31,7 @@ constexpr OwnVariable kOwnVariables[] = {
     {"MANIPLE_STORE_HOSTED", "1: the launcher serves the store", true},
     {"MANIPLE_INIT_FD", "inherited socket (descriptor:inode) by which a rank notifies the launcher of init()"},
     {"MANIPLE_REPORT_FD", "inherited socket (descriptor:inode) by which a rank reports its failure to the launcher"},
+    {"MANIPLE_MEMBERS_FD", "inherited page (descriptor:inode:worker:replaces) with the members of an elastic job"},
     {"MANIPLE_SPAWNED", "1: RANK and WORLD_SIZE are spawn's; what init() is given counts more"},
     {"MANIPLE_SPAWN_FD", "makes a program a process of spawn"},
     {"MANIPLE_WARNED", "unknown variables of which the launcher has warned, separated by commas"},

@@ -53,6 +53,15 @@ detail::GroupImpl::GroupImpl(GroupFacts facts) : facts_(std::move(facts)), globa
   facts_.session.reset();
 }
 
+detail::GroupImpl::GroupImpl(GroupFacts facts, std::exception_ptr unusable)
+    : facts_(std::move(facts)),
+      global_rank_(facts_.topology.rank),
+      abort_(std::make_shared<AbortSignal>()),
+      store_(make_memory_store()),
+      recorder_(std::make_shared<Recorder>(1)) {
+  abort_->raise(std::move(unusable));
+}
+
 void detail::GroupImpl::warn_not_member(std::string_view operation) {
   if (thrown_.exchange(true)) return;
   log_warning("{} on group {}: rank {} of the world is not in it, so this and later calls do nothing", operation,
@@ -126,7 +135,7 @@ void detail::GroupImpl::set_up(Deadline deadline) {
 
 // Never runs in a child of fork(): see ~ProcessGroup.
 detail::GroupImpl::~GroupImpl() {
-  if (!is_member()) return;
+  if (!is_member() || is_detached()) return;
   // Device operations were done for the caller once enqueued, but late ranks still need them.
   drain_devices();
   leaving_.store(true);

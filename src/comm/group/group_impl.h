@@ -67,12 +67,15 @@ class detail::GroupImpl {
   /// For a rank outside the group: a handle whose operations do nothing. Uses only the name, backend and session of
   /// `facts`, and does not keep the session.
   explicit GroupImpl(GroupFacts facts);
+  /// For a worker that has not joined its job: all operations throw `unusable` (elastic.h). Without a session.
+  GroupImpl(GroupFacts facts, std::exception_ptr unusable);
   ~GroupImpl();
 
   const GroupFacts& facts() const noexcept { return facts_; }
   int rank() const noexcept { return facts_.topology.rank; }
   int size() const noexcept { return is_member() ? facts_.topology.size() : -1; }
   bool is_member() const noexcept { return facts_.topology.rank >= 0; }
+  bool is_detached() const noexcept { return is_member() && facts_.session == nullptr; }
   Backend& backend() noexcept { return *backend_; }
   AbortSignal& abort_signal() noexcept { return *abort_; }
   /// The round of this rank's last shrink(): survivors.h.

@@ -17,8 +17,10 @@
 #include "comm/base/error_codec.h"
 #include "comm/base/log.h"
 #include "comm/collective/algorithms.h"
+#include "comm/group/elastic.h"
 #include "comm/group/environment_check.h"
 #include "comm/group/group_impl.h"
+#include "comm/group/make_world.h"
 #include "comm/group/named_groups.h"
 #include "comm/group/validate.h"
 #include "comm/rendezvous/methods.h"
@@ -48,8 +50,10 @@ Topology topology_of(const Session& session, const std::vector<int>& global_rank
   return topology;
 }
 
+}  // namespace
+
 std::shared_ptr<ProcessGroup> make_world(RendezvousResult result, const InitOptions& options, Deadline deadline,
-                                         const std::string& name = "world") {
+                                         const std::string& name) {
   GroupFacts facts;
   facts.name = name;
   facts.backend = options.backend;
@@ -71,6 +75,8 @@ std::shared_ptr<ProcessGroup> make_world(RendezvousResult result, const InitOpti
   notify_init_done();
   return world;
 }
+
+namespace {
 
 // Checks that need no other rank.
 Deadline check(const InitOptions& options) {
@@ -147,6 +153,7 @@ std::shared_ptr<ProcessGroup> init(const InitOptions& options) {
       alone.world_size = 1;
       return init_with(make_memory_store(), alone, deadline);
     }
+    if (is_elastic()) return detail::init_elastic(options, deadline);
     notify_init_started(options.world_size);
     return make_world(rendezvous(options, deadline), options, deadline);
   });
@@ -302,6 +309,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::shrink(const GroupOptions& options, 
     throw Unsupported(
         fmt::format("shrink: group {} has the backend {}; only native groups can shrink", facts.name, facts.backend));
   }
+  if (impl_->is_detached()) std::rethrow_exception(impl_->abort_signal().cause());
   const Deadline deadline = Deadline::after(impl_->limit(call));
   if (!impl_->abort_signal().raised()) abort(fmt::format("rank {} called shrink()", rank()));
   detector::Shrink request{.rank = facts.session->rank(), .seq = impl_->last_shrink(), .group = facts.name};

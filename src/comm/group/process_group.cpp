@@ -29,7 +29,7 @@ const Topology& ProcessGroup::topology() const noexcept { return impl_->facts().
 const std::string& ProcessGroup::name() const noexcept { return impl_->facts().name; }
 const std::string& ProcessGroup::backend() const noexcept { return impl_->facts().backend; }
 std::string_view ProcessGroup::transport() const noexcept {
-  return is_member() ? impl_->backend().transport() : "none";
+  return is_member() && !impl_->is_detached() ? impl_->backend().transport() : "none";
 }
 Store& ProcessGroup::store() {
   require_member("store");

@@ -56,8 +56,9 @@ RankAssignment assignment_from_environment(const InitOptions& options);
 /// Reads tcp://host:port?rank=R&world_size=N.
 RankAssignment assignment_from_address(const InitOptions& options);
 
-/// Starts the assignment's store, or connects to it; shared by env:// and tcp://.
-RendezvousResult rendezvous_by_tcp(const RankAssignment& assignment, Deadline deadline);
+/// Starts the assignment's store, or connects to it; shared by env:// and tcp://. `generation`: of an elastic job,
+/// counted on top of MANIPLE_GENERATION.
+RendezvousResult rendezvous_by_tcp(const RankAssignment& assignment, Deadline deadline, std::uint32_t generation = 0);
 RendezvousResult rendezvous_by_file(const InitOptions& options, Deadline deadline);
 
 /// The address on which this process listens for data: MANIPLE_INTERFACE, or else the local end of the route to

@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 
@@ -116,13 +117,13 @@ int number_of(const char* name) noexcept {
 }
 
 // A lost notice is not an error: without it, the others wait for the timeout of init().
-void notify(const char* stage) noexcept {
+void notify(const char* stage, const std::string& details = {}) noexcept {
   const int fd = launcher_socket(kInitSocket);
   const int rank = number_of("RANK");
   if (fd < 0 || rank < 0) return;
-  char text[64];
-  const auto end = fmt::format_to_n(text, sizeof text, "{} {}", stage, rank);
-  ::send(fd, text, end.size, MSG_NOSIGNAL | MSG_DONTWAIT);
+  char text[1024];
+  const auto end = fmt::format_to_n(text, sizeof text, "{} {}{}", stage, rank, details);
+  ::send(fd, text, std::min(end.size, sizeof text), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 }  // namespace
@@ -133,5 +134,10 @@ void notify_init_started(int world_size) noexcept {
 }
 
 void notify_init_done() noexcept { notify("joined"); }
+
+void notify_lost(std::uint32_t generation, const std::vector<int>& lost) noexcept {
+  notify("lost", fmt::format(" {} {}", generation, fmt::join(lost, " ")));
+}
+void notify_leaving() noexcept { notify("leaving"); }
 
 }  // namespace maniple

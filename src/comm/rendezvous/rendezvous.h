@@ -1,9 +1,11 @@
 // Rendezvous (env://, tcp://, file://): a process obtains its rank and finds the other ranks.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/net/address.h"
 #include "comm/net/handshake.h"
@@ -40,5 +42,12 @@ void notify_init_started(int world_size) noexcept;
 
 /// Called when all ranks have arrived.
 void notify_init_done() noexcept;
+
+// In an elastic job RANK names the worker for its lifetime; its rank changes with the generation.
+
+/// This worker has lost the ranks `lost` of a generation: the launcher ends them if they still run.
+void notify_lost(std::uint32_t generation, const std::vector<int>& lost) noexcept;
+/// This worker leaves the job in good order, and the others go on.
+void notify_leaving() noexcept;
 
 }  // namespace maniple

@@ -115,9 +115,10 @@ RankAssignment assignment_from_address(const InitOptions& options) {
   return {.rank = *rank, .world_size = *world_size, .host = place.host, .port = place.port};
 }
 
-RendezvousResult rendezvous_by_tcp(const RankAssignment& assignment, Deadline deadline) {
+RendezvousResult rendezvous_by_tcp(const RankAssignment& assignment, Deadline deadline, std::uint32_t generation) {
   RendezvousResult result;
   result.identity = identity_from_environment(assignment.rank, assignment.world_size);
+  result.identity.generation += generation;
   const std::vector<Address> addresses = Address::resolve(assignment.host, assignment.port, deadline);
   for (const Address& address : addresses) {
     MANIPLE_REQUIRE(!address.is_wildcard(),

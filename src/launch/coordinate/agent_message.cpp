@@ -95,12 +95,31 @@ void each_field(M& m, V& visit) {
   visit(m.silence_ms);
 }
 
+template <Is<message::Noticed> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.generation, m.notice.kind, m.notice.rank, m.notice.generation, m.notice.lost);
+}
+template <Is<message::Members> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.generation, m.members_generation, m.members);
+}
+template <Is<message::Replace> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.generation, m.worker, m.joins_late);
+}
+template <Is<message::Kill> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.generation, m.worker);
+}
+
 struct Writer {
   ByteWriter out;
 
   void operator()(const auto&... fields) { (put(fields), ...); }
   void put(int value) { out.put(static_cast<std::int32_t>(value)); }
   void put(std::int64_t value) { out.put(value); }
+  void put(std::uint32_t value) { out.put(value); }
+  void put(WorkerNotice::Kind kind) { out.put(static_cast<std::uint8_t>(kind)); }
   void put(bool value) { out.put(static_cast<std::uint8_t>(value)); }
   void put(const std::string& text) { out.put_string(std::string_view(text).substr(0, kMaxText)); }
   void put(const std::vector<std::string>& list) {
@@ -129,6 +148,10 @@ struct Reader {
   void operator()(auto&... fields) { (get(fields), ...); }
   void get(int& value) { value = in.get<std::int32_t>(); }
   void get(std::int64_t& value) { value = in.get<std::int64_t>(); }
+  void get(std::uint32_t& value) { value = in.get<std::uint32_t>(); }
+  void get(WorkerNotice::Kind& kind) {
+    kind = static_cast<WorkerNotice::Kind>(choice(static_cast<int>(WorkerNotice::Kind::lost)));
+  }
   void get(bool& value) { value = choice(1) == 1; }
   void get(BindPolicy& policy) { policy = static_cast<BindPolicy>(choice(static_cast<int>(BindPolicy::none))); }
   void get(ColourChoice& colour) { colour = static_cast<ColourChoice>(choice(static_cast<int>(ColourChoice::never))); }

@@ -11,6 +11,7 @@
 //                                   Verdict, Stop
 //              Stopped
 //              Signal                      Signal
+//             Noticed      Members, Replace, Kill
 //                                            Quit
 //              Alive                        Alive
 //              Dropped                    Dropped
@@ -25,6 +26,7 @@
 #include "comm/base/overloaded.h"
 #include "launch/launch_options.h"
 #include "launch/process/failure_report.h"
+#include "launch/process/worker_messages.h"
 
 namespace maniple::launch {
 
@@ -143,6 +145,35 @@ struct Signal {
   friend bool operator==(const Signal&, const Signal&) = default;
 };
 
+// In an elastic job (elastic_members.h):
+
+/// What a worker reports.
+struct Noticed {
+  int generation = 0;
+  WorkerNotice notice = {};
+  friend bool operator==(const Noticed&, const Noticed&) = default;
+};
+/// The next generation of workers: their numbers, in rank order. The node of rank 0 finds a port for its store.
+struct Members {
+  int generation = 0;
+  int members_generation = 0;
+  std::vector<int> members = {};
+  friend bool operator==(const Members&, const Members&) = default;
+};
+/// Start a worker again.
+struct Replace {
+  int generation = 0;
+  int worker = 0;
+  bool joins_late = false;
+  friend bool operator==(const Replace&, const Replace&) = default;
+};
+/// End a worker at once.
+struct Kill {
+  int generation = 0;
+  int worker = 0;
+  friend bool operator==(const Kill&, const Kill&) = default;
+};
+
 /// Exit with this code.
 struct Quit {
   int code = 0;
@@ -165,10 +196,11 @@ struct Dropped {
 }  // namespace message
 
 /// On the wire a message begins with its place in this list.
-using AgentMessage = std::variant<message::Join, message::Job, message::Reserve, message::Reserved, message::Start,
-                                  message::Waiting, message::Absent, message::Exited, message::Failed,
-                                  message::Finished, message::Interrupt, message::Verdict, message::Stop,
-                                  message::Stopped, message::Signal, message::Quit, message::Alive, message::Dropped>;
+using AgentMessage =
+    std::variant<message::Join, message::Job, message::Reserve, message::Reserved, message::Start, message::Waiting,
+                 message::Absent, message::Exited, message::Failed, message::Finished, message::Interrupt,
+                 message::Verdict, message::Stop, message::Stopped, message::Signal, message::Quit, message::Alive,
+                 message::Dropped, message::Noticed, message::Members, message::Replace, message::Kill>;
 
 /// Long texts are cut; a list that is too long is the peer's ProtocolError.
 std::string encode(const AgentMessage& message);

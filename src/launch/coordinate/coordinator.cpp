@@ -240,11 +240,13 @@ void Coordinator::start_all(const message::Reserved& reserved) {
     send(node, start);
     start.first_rank += start.processes;
   }
+  if (options_.elastic) elastic_.begin(world_size_, now_);
 }
 
 void Coordinator::on_timer(Timer timer) {
   switch (timer) {
     case Timer::verdict: return decide();
+    case Timer::members: return carry_out(elastic_.on_time(now_));
     case Timer::join_window:
       if (state_ == State::gathering && nodes_.size() >= static_cast<std::size_t>(options_.nodes.min)) form_group();
       return;

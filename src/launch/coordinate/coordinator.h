@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "launch/coordinate/agent_message.h"
+#include "launch/coordinate/elastic_members.h"
 #include "launch/coordinate/policies.h"
 
 namespace maniple::launch {
@@ -100,7 +101,8 @@ class Coordinator {
   using Time = std::chrono::duration<double>;
   enum class State { gathering, reserving, running, stopping, restart_delay, done };
 
-  explicit Coordinator(CoordinatorOptions options) : options_(options) {}
+  explicit Coordinator(CoordinatorOptions options)
+      : options_(options), elastic_(options.elastic, options.restarts, options.join_timeout) {}
 
   std::vector<Effect> handle(const Event& event, Time now);
   /// When the next timer is due; empty: none is set.
@@ -115,7 +117,7 @@ class Coordinator {
 
  private:
   /// verdict: the delay before the first failure is chosen, since a cause may be reported after its consequences.
-  enum class Timer { join_timeout, join_window, reminder, verdict, restart };
+  enum class Timer { join_timeout, join_window, reminder, verdict, restart, members };
   enum class NodeState {
     idle,      // not in the current generation
     assigned,  // has a node rank in the current generation, but `start` was not sent yet
@@ -159,6 +161,7 @@ class Coordinator {
   void on_message(Node node, const message::Exited& message);
   void on_message(Node node, const message::Finished& message);
   void on_message(Node node, const message::Stopped& message);
+  void on_message(Node node, const message::Noticed& message);
   bool is_current(Node node, int generation) const;
 
   void send(Node node, AgentMessage message) { effects_.emplace_back(effect::Send{node, std::move(message)}); }
@@ -173,6 +176,7 @@ class Coordinator {
   void form_group();
   void start_all(const message::Reserved& reserved);
   void decide();
+  void carry_out(const MemberActions& actions);
   void check_absent();
   void check_finished();
   bool leave(Node node, int signal);
@@ -186,6 +190,7 @@ class Coordinator {
   std::vector<Node> in_order() const;
 
   CoordinatorOptions options_;
+  ElasticMembers elastic_;  // used in an elastic job
   Time now_{0};
   std::map<Timer, Time> timers_;
   std::vector<Effect> effects_;  // of the current event

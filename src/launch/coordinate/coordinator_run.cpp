@@ -47,6 +47,7 @@ void Coordinator::on_message(Node node, const message::Reserved& message) {
 
 void Coordinator::on_message(Node node, const message::Failed& message) {
   if (!is_current(node, message.generation) || state_ != State::running) return;
+  if (options_.elastic && message.exit.pid >= 0) return carry_out(elastic_.on_exit(message.exit, now_));
   exits_.push_back(message.exit);
   exits_.back().host = nodes_.at(node).host;
   if (exits_.size() == 1 || !cause_may_follow(exits_)) {
@@ -76,6 +77,43 @@ void Coordinator::on_message(Node node, const message::Exited& message) {
   ended_.push_back(message.exit);
   ended_.back().host = nodes_.at(node).host;
   if (first_done_.empty()) first_done_ = fmt::format("rank {} (host {})", message.exit.rank, nodes_.at(node).host);
+  if (options_.elastic && state_ == State::running) carry_out(elastic_.on_exit(message.exit, now_));
+}
+
+void Coordinator::on_message(Node node, const message::Noticed& message) {
+  if (!is_current(node, message.generation) || state_ != State::running || !options_.elastic) return;
+  const WorkerNotice& notice = message.notice;
+  switch (notice.kind) {
+    case WorkerNotice::Kind::ready: return carry_out(elastic_.on_ready(notice.rank, now_));
+    case WorkerNotice::Kind::joined: return carry_out(elastic_.on_joined(notice.rank, now_));
+    case WorkerNotice::Kind::leaving: return carry_out(elastic_.on_leaving(notice.rank, now_));
+    case WorkerNotice::Kind::lost:
+      return carry_out(elastic_.on_lost(notice.rank, notice.generation, notice.lost, now_));
+  }
+}
+
+/// An elastic job has one node.
+void Coordinator::carry_out(const MemberActions& actions) {
+  const Node node = nodes_.begin()->first;
+  timers_.erase(Timer::members);
+  if (const auto next = elastic_.next_timer()) timers_[Timer::members] = *next;
+  for (const MemberAction& action : actions) {
+    std::visit(overloaded{[&](const members::Form& form) {
+                            send(node, message::Members{.generation = generation_,
+                                                        .members_generation = static_cast<int>(form.generation),
+                                                        .members = form.members});
+                          },
+                          [&](const members::Replace& replace) {
+                            send(node, message::Replace{generation_, replace.worker, replace.joins_late});
+                          },
+                          [&](const members::Kill& kill) { send(node, message::Kill{generation_, kill.worker}); },
+                          [&](const members::Print& shown) { print(shown.text); },
+                          [&](const members::End& end) {
+                            follow(Next::restart_if_allowed, end.code);
+                            stop_all(SIGTERM, options_.grace);
+                          }},
+               action);
+  }
 }
 
 void Coordinator::on_message(Node node, const message::Finished& message) {

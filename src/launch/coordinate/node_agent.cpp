@@ -28,13 +28,15 @@ Secret secret_of_generation(const Secret& job, int generation) {
 NodeAgent::NodeAgent(Poller& poller, Console& console, NodeSettings settings, Reply reply)
     : settings_(std::move(settings)),
       reply_(std::move(reply)),
-      worker_group_(poller, console, settings_.worker_group,
-                    {.failed = [this](const RankExit& exit) { reply_(message::Failed{generation_, exit}); },
-                     .absent = [this](const RankExit& exit) { reply_(message::Absent{generation_, exit}); },
-                     .waiting = [this](int rank) { reply_(message::Waiting{generation_, rank}); },
-                     .exited = [this](const RankExit& exit) { reply_(message::Exited{generation_, exit}); },
-                     .finished = [this] { reply_(message::Finished{generation_}); },
-                     .ended = [this] { reply_(message::Stopped{generation_}); }}) {}
+      worker_group_(
+          poller, console, settings_.worker_group,
+          {.failed = [this](const RankExit& exit) { reply_(message::Failed{generation_, exit}); },
+           .absent = [this](const RankExit& exit) { reply_(message::Absent{generation_, exit}); },
+           .waiting = [this](int rank) { reply_(message::Waiting{generation_, rank}); },
+           .exited = [this](const RankExit& exit) { reply_(message::Exited{generation_, exit}); },
+           .finished = [this] { reply_(message::Finished{generation_}); },
+           .ended = [this] { reply_(message::Stopped{generation_}); },
+           .noticed = [this](const WorkerNotice& notice) { reply_(message::Noticed{generation_, notice}); }}) {}
 
 void NodeAgent::handle(const AgentMessage& message) {
   std::visit(overloaded{[this](const message::Reserve& asked) { reserve(asked.generation); },
@@ -43,8 +45,32 @@ void NodeAgent::handle(const AgentMessage& message) {
                         [this](const message::Stop& stop) {
                           worker_group_.end(stop.signal, std::chrono::milliseconds(stop.grace_ms), stop.reported);
                         },
-                        [](const auto&) {}},
+                        [this](const message::Members& members) { publish(members); },
+                        [this](const message::Replace& asked) { replace(asked); },
+                        [this](const message::Kill& asked) { worker_group_.kill(asked.worker); }, [](const auto&) {}},
              message);
+}
+
+void NodeAgent::publish(const message::Members& members) {
+  try {
+    reserved_.reset();
+    reserved_ = reserve_port(settings_.master_address.with_port(0));
+    const Address bound = Address::of_socket(reserved_.get());
+    worker_group_.publish(static_cast<std::uint32_t>(members.members_generation), members.members, bound.host(),
+                          bound.port());
+  } catch (const Error& error) {
+    reply_(message::Failed{generation_,
+                           {.rank = 0, .host = settings_.worker_group.host, .code = 1, .error = error.what()}});
+  }
+}
+
+void NodeAgent::replace(const message::Replace& asked) {
+  try {
+    worker_group_.replace(asked.worker, asked.joins_late);
+  } catch (const Error& error) {
+    reply_(message::Failed{
+        generation_, {.rank = asked.worker, .host = settings_.worker_group.host, .code = 1, .error = error.what()}});
+  }
 }
 
 void NodeAgent::reserve(int generation) {

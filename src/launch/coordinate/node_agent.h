@@ -35,6 +35,8 @@ class NodeAgent {
  private:
   void reserve(int generation);
   void start(const message::Start& start);
+  void publish(const message::Members& members);
+  void replace(const message::Replace& asked);
   void report_failed_start(const message::Start& start, const std::string& text, int code);
 
   NodeSettings settings_;

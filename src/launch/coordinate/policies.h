@@ -35,11 +35,20 @@ struct RestartPolicy {
   friend bool operator==(const RestartPolicy&, const RestartPolicy&) = default;
 };
 
+/// `maniple run --elastic MIN:MAX`: how many workers the job may have while it runs.
+struct ElasticRange {
+  int min = 0;  ///< 0: the job is not elastic
+  int max = 0;
+  explicit operator bool() const noexcept { return min > 0; }
+  friend bool operator==(const ElasticRange&, const ElasticRange&) = default;
+};
+
 /// How the nodes of a job come together, and how long each step may take.
 struct CoordinatorOptions {
   NodeRange nodes = {};
   bool starts_agents = false;  ///< this launcher starts the nodes' agents, see effect::StartAgents
   RestartPolicy restarts = {};
+  ElasticRange elastic = {};
   std::chrono::duration<double> join_timeout{300.0};
   std::chrono::duration<double> join_window{5.0};  ///< how long to wait for more nodes than the minimum
   std::chrono::duration<double> grace{0.8};        ///< between SIGTERM and SIGKILL

@@ -71,13 +71,31 @@ std::vector<WorkerAssignment> plan_ranks(const std::vector<NodeShape>& nodes) {
   return assignments;
 }
 
-NodeRange parse_node_range(std::string_view text) {
+namespace {
+
+/// Empty: not a range from 1 to `most`.
+std::optional<NodeRange> range_of(std::string_view text, int most) {
   const auto colon = text.find(':');
   const auto low = whole_number(text.substr(0, colon));
   const auto high = colon == std::string_view::npos ? low : whole_number(text.substr(colon + 1));
-  MANIPLE_REQUIRE(low && high && *low >= 1 && *high >= *low && *high <= kMaxNodes,
-                  "--nnodes is \"{}\"; expected a number of nodes (2) or a range (2:4) from 1 to {}", text, kMaxNodes);
-  return {.min = *low, .max = *high};
+  if (!low || !high || *low < 1 || *high < *low || *high > most) return std::nullopt;
+  return NodeRange{.min = *low, .max = *high};
+}
+
+}  // namespace
+
+NodeRange parse_node_range(std::string_view text) {
+  const auto range = range_of(text, kMaxNodes);
+  MANIPLE_REQUIRE(range, "--nnodes is \"{}\"; expected a number of nodes (2) or a range (2:4) from 1 to {}", text,
+                  kMaxNodes);
+  return *range;
+}
+
+NodeRange parse_elastic_range(std::string_view text) {
+  const auto range = range_of(text, kMaxProcessesPerNode);
+  MANIPLE_REQUIRE(range && text.find(':') != std::string_view::npos,
+                  "--elastic is \"{}\"; expected the smallest and the largest number of processes, such as 2:8", text);
+  return *range;
 }
 
 std::string explain_plan(const std::vector<NodeShape>& nodes) {

@@ -50,6 +50,8 @@ struct NodeRange {
   friend bool operator==(const NodeRange&, const NodeRange&) = default;
 };
 NodeRange parse_node_range(std::string_view text);
+/// "2:4": how many processes an elastic job may have.
+NodeRange parse_elastic_range(std::string_view text);
 
 /// The table that `--explain` prints: a sentence with the sizes, then one line per rank.
 std::string explain_plan(const std::vector<NodeShape>& nodes);

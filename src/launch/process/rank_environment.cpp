@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "comm/base/launcher_socket.h"
+#include "comm/rendezvous/elastic_worker.h"
 
 namespace maniple::launch {
 namespace {
@@ -64,9 +65,9 @@ Environment rank_environment(const Environment& own, const NodeEnvironment& node
   Environment result = own;
   result.reserve(own.size() + 24);
   // Variables left over from an outer launcher would contradict the ones set below.
-  for (const char* name :
-       {"MANIPLE_GENERATION", "MANIPLE_SECRET_FD", "MANIPLE_SECRET_FILE", "MANIPLE_INIT_FD", "MANIPLE_REPORT_FD",
-        "MANIPLE_SPAWNED", "MANIPLE_STORE_HOSTED", "MANIPLE_DEVICES_PER_PROCESS", "TORCHELASTIC_USE_AGENT_STORE"}) {
+  for (const char* name : {"MANIPLE_GENERATION", "MANIPLE_SECRET_FD", "MANIPLE_SECRET_FILE", "MANIPLE_INIT_FD",
+                           "MANIPLE_REPORT_FD", kMembersVariable, "MANIPLE_SPAWNED", "MANIPLE_STORE_HOSTED",
+                           "MANIPLE_DEVICES_PER_PROCESS", "TORCHELASTIC_USE_AGENT_STORE"}) {
     unset_variable(result, name);
   }
   const auto set = [&](const char* name, const auto& value) { set_variable(result, name, fmt::format("{}", value)); };
@@ -94,6 +95,8 @@ Environment rank_environment(const Environment& own, const NodeEnvironment& node
   if (node.secret_fd >= 0) set("MANIPLE_SECRET_FD", node.secret_fd);
   if (node.init_fd >= 0) set(kInitSocket, launcher_socket_value(node.init_fd));
   if (node.report_fd >= 0) set(kReportSocket, launcher_socket_value(node.report_fd));
+  if (node.members_fd >= 0)
+    set(kMembersVariable, members_value(node.members_fd, assignment.local_rank, node.joins_late));
   if (node.gpu_queues > 0 && find_variable(result, "CUDA_DEVICE_MAX_CONNECTIONS") == nullptr) {
     set("CUDA_DEVICE_MAX_CONNECTIONS", node.gpu_queues);
   }

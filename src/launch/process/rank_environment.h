@@ -29,10 +29,12 @@ struct NodeEnvironment {
   int generation = 0;    ///< of the group: counts restarts and membership changes
   int restarts = 0;      ///< restarts of the group after a failure so far
   int max_restarts = 0;
-  int secret_fd = -1;  ///< -1: the job has no secret
-  int init_fd = -1;    ///< see worker_messages.h; -1: none
-  int report_fd = -1;  ///< see worker_messages.h; -1: none
-  int cores = 1;       ///< cores of this node, for OMP_NUM_THREADS
+  int secret_fd = -1;       ///< -1: the job has no secret
+  int init_fd = -1;         ///< see worker_messages.h; -1: none
+  int report_fd = -1;       ///< see worker_messages.h; -1: none
+  int members_fd = -1;      ///< see membership_page.h; -1: the job is not elastic
+  bool joins_late = false;  ///< this worker replaces another one while the job runs
+  int cores = 1;            ///< cores of this node, for OMP_NUM_THREADS
   /// Names of the devices to assign ("0", "1", or the entries of CUDA_VISIBLE_DEVICES). If empty, the assignment's
   /// device numbers are used.
   std::vector<std::string> devices = {};

@@ -20,6 +20,7 @@ void WorkerMessages::open() {
   initialised_.clear();
   failures_.clear();
   reporters_.clear();
+  notices_.clear();
   // A packet socket keeps messages apart although many ranks share it.
   std::tie(own_end_, rank_end_) = make_socket_pair(SOCK_SEQPACKET);
   ::fcntl(own_end_.get(), F_SETFL, O_NONBLOCK);
@@ -42,21 +43,46 @@ bool WorkerMessages::receive() {
   return false;
 }
 
+namespace {
+
+/// The numbers of "STAGE 3 1 4"; empty if the message is not of that stage.
+std::vector<std::int64_t> numbers_after(std::string_view stage, std::string_view message) {
+  std::vector<std::int64_t> numbers;
+  if (!message.starts_with(stage)) return numbers;
+  const char* next = message.data() + stage.size();
+  const char* const end = message.data() + message.size();
+  while (next != end) {
+    if (*next++ != ' ') return {};
+    std::int64_t number = -1;
+    const auto [rest, error] = std::from_chars(next, end, number);
+    if (error != std::errc() || number < 0) return {};
+    numbers.push_back(number);
+    next = rest;
+  }
+  return numbers;
+}
+
+}  // namespace
+
 void WorkerMessages::take(std::string_view message) {
-  const auto number_after = [&](std::string_view stage) {
-    int rank = -1;
-    if (message.starts_with(stage)) {
-      const std::string_view number = message.substr(stage.size());
-      const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), rank);
-      if (error != std::errc() || end != number.data() + number.size()) rank = -1;
-    }
-    return rank;
-  };
-  if (const int rank = number_after("joining "); rank >= 0) {
+  using Kind = WorkerNotice::Kind;
+  if (const auto numbers = numbers_after("joining", message); numbers.size() == 1) {
+    const int rank = static_cast<int>(numbers[0]);
     waiting_.insert(rank);
-  } else if (const int joined = number_after("joined "); joined >= 0) {
-    waiting_.erase(joined);
-    initialised_.insert(joined);
+    notices_.push_back({.kind = Kind::ready, .rank = rank});
+  } else if (const auto joined = numbers_after("joined", message); joined.size() == 1) {
+    const int rank = static_cast<int>(joined[0]);
+    waiting_.erase(rank);
+    initialised_.insert(rank);
+    failures_.erase(rank);  // it goes on with another group
+    notices_.push_back({.kind = Kind::joined, .rank = rank});
+  } else if (const auto leaving = numbers_after("leaving", message); leaving.size() == 1) {
+    notices_.push_back({.kind = Kind::leaving, .rank = static_cast<int>(leaving[0])});
+  } else if (const auto lost = numbers_after("lost", message); lost.size() >= 2) {
+    notices_.push_back({.kind = Kind::lost,
+                        .rank = static_cast<int>(lost[0]),
+                        .generation = static_cast<std::uint32_t>(lost[1]),
+                        .lost = {lost.begin() + 2, lost.end()}});
   } else {
     try {
       FailureReport report = decode_report(message);
@@ -65,6 +91,12 @@ void WorkerMessages::take(std::string_view message) {
       log_debug("a message of a worker: {}", error.what());
     }
   }
+}
+
+void WorkerMessages::forget(int rank) {
+  waiting_.erase(rank);
+  initialised_.erase(rank);
+  failures_.erase(rank);
 }
 
 void WorkerMessages::take_failure(int rank, ErrorInfo error) {

@@ -4,16 +4,28 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "comm/base/error_codec.h"
 #include "comm/base/unique_fd.h"
 
 namespace maniple::launch {
+
+/// What a worker of an elastic job reports; see elastic_members.h.
+struct WorkerNotice {
+  enum class Kind : std::uint8_t { ready, joined, leaving, lost };
+  Kind kind = Kind::ready;
+  int rank = 0;                  ///< the worker's number
+  std::uint32_t generation = 0;  ///< for lost
+  std::vector<int> lost = {};    ///< ranks of that generation
+  friend bool operator==(const WorkerNotice&, const WorkerNotice&) = default;
+};
 
 class WorkerMessages {
  public:
@@ -38,6 +50,9 @@ class WorkerMessages {
   const ErrorInfo* failure_of(int rank) const;
   /// The ranks whose failure_of() has changed since the last call.
   std::set<int> take_reporters() { return std::exchange(reporters_, {}); }
+  std::vector<WorkerNotice> take_notices() { return std::exchange(notices_, {}); }
+  /// Forgets the rank's process, which another one replaces.
+  void forget(int rank);
 
  private:
   struct Failure {
@@ -50,6 +65,7 @@ class WorkerMessages {
   UniqueFd own_end_, rank_end_;
   std::set<int> waiting_, initialised_, reporters_;
   std::map<int, Failure> failures_;
+  std::vector<WorkerNotice> notices_;
 };
 
 }  // namespace maniple::launch

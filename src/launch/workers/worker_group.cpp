@@ -93,28 +93,31 @@ void WorkerGroup::start(const std::vector<WorkerAssignment>& assignments, NodeEn
                         int cores_total) {
   MANIPLE_ASSERT(state_ == State::idle);
   repeated_ = {};
-  const Program program = find_program(settings_.command, search_path_of(settings_.environment));
+  program_ = find_program(settings_.command, search_path_of(settings_.environment));
   make_room_for_pipes(static_cast<int>(assignments.size()));
   if (!settings_.log_folder.empty()) make_log_folder(settings_.log_folder);
   const int count = static_cast<int>(assignments.size());
-  const std::vector<std::vector<int>> bound = choose_cores({.first = cores_first,
-                                                            .count = count,
-                                                            .total = std::max(cores_total, cores_first + count),
-                                                            .cores_per_rank = settings_.cores_per_process},
-                                                           node);
+  cpus_ = choose_cores({.first = cores_first,
+                        .count = count,
+                        .total = std::max(cores_total, cores_first + count),
+                        .cores_per_rank = settings_.cores_per_process},
+                       node);
   members_.clear();
   open_messages();
   node.init_fd = node.report_fd = messages_.rank_end();
+  page_.reset();
+  if (settings_.elastic) node.members_fd = page_.emplace(MembershipPage::create(count)).fd();
+  node_ = std::move(node);
   killed_ = false;
   running_ = 0;
   state_ = State::working;
   started_ = Poller::Clock::now();
   try {
     for (std::size_t i = 0; i < assignments.size(); ++i) {
-      start_member(assignments[i], node, program, bound.empty() ? nullptr : &bound[i]);
+      start_member(assignments[i], /*joins_late=*/false);
       if (settings_.verbose) {
         console_.say(fmt::format("maniple: rank {} is pid {}{}", assignments[i].rank, members_.back()->pid,
-                                 bound.empty() ? "" : ", on cores " + describe_cpus(bound[i])));
+                                 cpus_.empty() ? "" : ", on cores " + describe_cpus(cpus_[i])));
       }
     }
   } catch (...) {
@@ -122,7 +125,7 @@ void WorkerGroup::start(const std::vector<WorkerAssignment>& assignments, NodeEn
     become_idle();
     throw;
   }
-  messages_.close_rank_end();
+  if (!settings_.elastic) messages_.close_rank_end();
 }
 
 void WorkerGroup::open_messages() {
@@ -142,23 +145,27 @@ void WorkerGroup::receive_messages() {
     const int rank = member->assignment.rank;
     if (reporters.count(rank) != 0) take_report(*member, *messages_.failure_of(rank));
   }
+  for (const WorkerNotice& notice : messages_.take_notices()) {
+    if (settings_.elastic && state_ == State::working) events_.noticed(notice);
+  }
+  if (settings_.elastic) return;
   if (state_ == State::working && messages_.waiting() && !std::exchange(waiting_reported_, true)) {
     events_.waiting(*messages_.waiting());
   }
 }
 
-void WorkerGroup::start_member(const WorkerAssignment& assignment, const NodeEnvironment& node, const Program& program,
-                               const std::vector<int>* cpus) {
-  const Environment environment = rank_environment(settings_.environment, node, assignment);
+void WorkerGroup::start_member(const WorkerAssignment& assignment, bool joins_late) {
+  node_.joins_late = joins_late;
+  const Environment environment = rank_environment(settings_.environment, node_, assignment);
   const bool input = settings_.input && assignment.rank == 0 && may_read_input();
   StartedProcess started =
-      start_process({.program = &program,
+      start_process({.program = &*program_,
                      .environment = &environment,
                      .folder = settings_.folder,
                      .input = input ? STDIN_FILENO : -1,
                      .output = settings_.terminal_output ? StartOutput::terminal : StartOutput::pipes,
-                     .inherited = {node.secret_fd, node.init_fd},
-                     .cpus = cpus});
+                     .inherited = {node_.secret_fd, node_.init_fd, node_.members_fd},
+                     .cpus = cpus_.empty() ? nullptr : &cpus_[static_cast<std::size_t>(assignment.local_rank)]});
   auto member = std::make_unique<Member>();
   member->assignment = assignment;
   member->pid = started.pid;
@@ -169,12 +176,15 @@ void WorkerGroup::start_member(const WorkerAssignment& assignment, const NodeEnv
   std::shared_ptr<LogFile> file;
   if (!settings_.log_folder.empty()) {
     file = std::make_shared<LogFile>(fmt::format("{}/rank_{}.log", settings_.log_folder, assignment.rank),
-                                     node.generation > 0, [this](const std::string& text) {
+                                     node_.generation > 0 || joins_late, [this](const std::string& text) {
                                        if (!std::exchange(warned_about_files_, true)) console_.say(text);
                                      });
-    if (node.generation > 0) file->write(fmt::format("--- start {} ---\n", node.generation + 1));
+    if (node_.generation > 0) file->write(fmt::format("--- start {} ---\n", node_.generation + 1));
+    if (joins_late) file->write("--- started again ---\n");
   }
-  Member& placed = *members_.emplace_back(std::move(member));
+  const auto place = std::find_if(members_.begin(), members_.end(),
+                                  [&](const auto& known) { return known->assignment.rank == assignment.rank; });
+  Member& placed = place == members_.end() ? *members_.emplace_back(std::move(member)) : *(*place = std::move(member));
   ++running_;
   attach(placed.out, std::move(started.out), placed, false, file);
   attach(placed.err, std::move(started.err), placed, true, file);
@@ -293,7 +303,8 @@ bool WorkerGroup::child_ended(pid_t pid, int code, int status) {
   end_held(member);
   if (!on_its_own) return true;
   if (!exit.failed()) events_.exited(exit);
-  const bool absent = !exit.failed() && !messages_.is_initialised(exit.rank) && !std::exchange(absent_reported_, true);
+  const bool absent = !settings_.elastic && !exit.failed() && !messages_.is_initialised(exit.rank) &&
+                      !std::exchange(absent_reported_, true);
   if (exit.failed() || absent) {
     read_from(member.out, true);
     read_from(member.err, true);
@@ -310,8 +321,10 @@ bool WorkerGroup::child_ended(pid_t pid, int code, int status) {
 
 void WorkerGroup::children_reaped() {
   if (state_ == State::working && running_ == 0) {
-    const bool all_well = std::all_of(members_.begin(), members_.end(), [](const auto& member) { return member->ok; });
-    if (!all_well) return;  // the handler of Events::failed calls end()
+    const auto is_well = [](const auto& member) { return member->ok; };
+    const bool all_well = settings_.elastic ? std::any_of(members_.begin(), members_.end(), is_well)
+                                            : std::all_of(members_.begin(), members_.end(), is_well);
+    if (!all_well) return;  // the handler of Events::failed calls end(), or replaces the workers
     state_ = State::finishing;
     // The workers' background processes end with the job.
     if (!descendants().empty()) signal_descendants(SIGTERM);
@@ -321,6 +334,7 @@ void WorkerGroup::children_reaped() {
 }
 
 void WorkerGroup::end(int signal, std::chrono::duration<double> grace, const std::vector<int>& reported) {
+  if (page_) page_->announce_end();
   for (const int rank : reported) repeated_.shown(rank);
   if (state_ == State::idle) {
     events_.ended();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/net/poller.h"
+#include "comm/rendezvous/membership_page.h"
 #include "launch/output/console.h"
 #include "launch/output/log_pump.h"
 #include "launch/placement/binding.h"
@@ -41,7 +42,8 @@ struct WorkerGroupSettings : WorkerOptions {
   Environment environment = {};  ///< the launcher's own plus the variables of --env
   std::string host = {};         ///< for reports
   bool quiet = false;
-  bool input = true;  ///< rank 0 gets the launcher's standard input
+  bool elastic = false;  ///< workers may be lost and replaced while the others go on
+  bool input = true;     ///< rank 0 gets the launcher's standard input
 };
 
 /// Creates the folder and its parents. Throws InvalidArgument if that fails or the folder is not writable.
@@ -56,6 +58,7 @@ class WorkerGroup {
     std::function<void(const RankExit&)> exited;  ///< a worker exited with 0 while others worked
     std::function<void()> finished;               ///< all exited with 0, and no descendants are left
     std::function<void()> ended;                  ///< after end(): no descendants are left
+    std::function<void(const WorkerNotice&)> noticed = {};  ///< in an elastic job
   };
 
   WorkerGroup(Poller& poller, Console& console, WorkerGroupSettings settings, Events events);
@@ -64,6 +67,14 @@ class WorkerGroup {
   /// Starts one process per assignment. Throws InvalidArgument or SystemError; then nothing runs. `cores_first` and
   /// `cores_total` are the ranks' position among the job's ranks on this machine and their total number.
   void start(const std::vector<WorkerAssignment>& assignments, NodeEnvironment node, int cores_first, int cores_total);
+
+  // In an elastic job:
+  /// Starts the worker again after its process has ended. Throws like start(). `joins_late`: see NodeEnvironment.
+  void replace(int rank, bool joins_late);
+  /// Ends one worker at once.
+  void kill(int rank);
+  /// Publishes a generation to the workers. `members`: worker numbers in rank order.
+  void publish(std::uint32_t generation, const std::vector<int>& members, const std::string& host, int port);
 
   /// Signals all process groups, and sends SIGKILL to everything that is left after `grace`. `reported`: the ranks that
   /// the user was shown as the cause.
@@ -100,8 +111,8 @@ class WorkerGroup {
   };
 
   std::vector<std::vector<int>> choose_cores(const CoreRequest& request, NodeEnvironment& node);
-  void start_member(const WorkerAssignment& assignment, const NodeEnvironment& node, const Program& program,
-                    const std::vector<int>* cpus);
+  void start_member(const WorkerAssignment& assignment, bool joins_late);
+  Member* member_of(int rank);
   void attach(Output& output, UniqueFd fd, Member& member, bool to_err, std::shared_ptr<LogFile> file);
   void read_from(Output& output, bool until_empty);
   void pause_if_congested(Output& output);
@@ -127,6 +138,11 @@ class WorkerGroup {
   bool warned_about_files_ = false;
   std::vector<std::unique_ptr<Member>> members_;
   int running_ = 0;
+  // What start() was given, for workers that are started again:
+  std::optional<Program> program_;
+  NodeEnvironment node_;
+  std::vector<std::vector<int>> cpus_;  // per worker; empty: not bound
+  std::optional<MembershipPage> page_;  // in an elastic job
   Poller::Clock::time_point started_{};
   Poller::Timer timer_ = 0;
   std::string buffer_;
