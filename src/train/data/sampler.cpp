@@ -9,6 +9,7 @@
 
 #include "comm/base/check.h"
 #include "comm/base/log.h"
+#include "comm/group/elastic.h"
 #include "train/data/cursor_text.h"
 #include "train/data/split_mix.h"
 #include <maniple/dist.h>
@@ -63,6 +64,7 @@ struct DistributedSampler::State {
   std::uint64_t seed;
   bool drop_last;
   SamplerMode mode;
+  bool follows_group;    ///< ranks and rank were not given
   std::size_t here = 1;  ///< how many of them this rank has
 
   /// A batch that was handed out.
@@ -181,7 +183,8 @@ DistributedSampler::DistributedSampler(std::size_t dataset_size, SamplerOptions 
                                          .shuffle = options.shuffle,
                                          .seed = options.seed,
                                          .drop_last = options.drop_last,
-                                         .mode = options.mode});
+                                         .mode = options.mode,
+                                         .follows_group = options.num_replicas == 0 && options.rank == -1});
 }
 
 void DistributedSampler::set_epoch(std::size_t epoch) {
@@ -219,9 +222,11 @@ void DistributedSampler::divide(const VirtualRanks& ranks) {
   State& state = *state_;
   const VirtualRanks now{static_cast<int>(state.ranks), static_cast<int>(state.rank), static_cast<int>(state.here)};
   if (now == ranks) return;
+  // In an elastic job the number of ranks changes.
+  const bool follows = state.follows_group && is_elastic();
   MANIPLE_REQUIRE(
-      state.here == 1 && now.first < now.total && now.total <= ranks.total &&
-          VirtualRanks::of(ranks.total, now.first, now.total) == ranks,
+      follows || (state.here == 1 && now.first < now.total && now.total <= ranks.total &&
+                  VirtualRanks::of(ranks.total, now.first, now.total) == ranks),
       "DistributedSampler: rank {} of {} cannot take the virtual ranks {} to {} of {}: they belong to "
       "another rank, or to another number of ranks; leave num_replicas and rank unset, or set them as the training "
       "group has them",

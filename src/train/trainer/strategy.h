@@ -62,8 +62,13 @@ class TrainerStrategy {
   /// Called with each batch of a training, and verifies once that all ranks compute the same from the same batch.
   /// Collective.
   virtual void verify_bits(const detail::TrainerBatch&) {}
-  /// Called before the first batch of a step.
+  /// All ranks have been verified before.
+  virtual void assume_same_bits() {}
+  /// Called before the first batch of a step, and when the step is committed.
   virtual void begin_step() {}
+  virtual void end_step() {}
+  /// Restores what the batches of an uncommitted step have changed.
+  virtual void undo_step() {}
   /// Called before and after the forward of a batch, and in training its backward. `turn` counts the batches of a step
   /// on this rank.
   virtual void begin_batch(std::int64_t /*step*/, int /*turn*/) {}

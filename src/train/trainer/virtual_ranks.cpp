@@ -9,6 +9,7 @@
 
 #include "comm/base/check.h"
 #include "comm/base/log.h"
+#include "comm/group/elastic.h"
 #include "train/data/split_mix.h"
 #include "train/ddp/reducer.h"
 #include "train/open_blas.h"
@@ -16,6 +17,7 @@
 #include "train/sha256.h"
 #include "train/tensor/public_call.h"
 #include "train/tensor_layout.h"
+#include <maniple/dist.h>
 
 namespace maniple::trainer {
 namespace {
@@ -154,11 +156,18 @@ void VirtualRanksStrategy::seed(std::uint64_t kind, std::int64_t step, int virtu
 // ---- A step ---------------------------------------------------------------------------------------------------------
 
 void VirtualRanksStrategy::begin_step() {
-  buffers_before_ = own_.count > 1 ? TensorValues(buffers()) : TensorValues();
+  // With one turn only an interrupted step needs them.
+  buffers_before_ = own_.count > 1 || is_elastic() ? TensorValues(buffers()) : TensorValues();
   buffers_after_ = TensorValues();
   sums_.clear();
   used_.assign(parameters_.size(), false);
   if (ddp_) ddp_->reducer()->drop_kept();
+}
+
+void VirtualRanksStrategy::undo_step() {
+  buffers_before_.restore();
+  buffers_before_ = TensorValues();
+  drop_gradients();
 }
 
 void VirtualRanksStrategy::begin_batch(std::int64_t step, int turn) {
@@ -283,6 +292,7 @@ void VirtualRanksStrategy::verify_bits(const detail::TrainerBatch& batch) {
   ProcessGroup& group = *world();
   const auto require_equal = [&](const std::string& mine, const auto& describe) {
     const auto all = group.all_gather_objects(mine, {}, public_place());
+    if (is_elastic() && mine == all[0]) return;  // the others leave, and this rank goes on without them
     for (std::size_t rank = 1; rank < all.size(); ++rank) {
       if (all[rank] != all[0]) return differ(describe(rank, all[0], all[rank]));
     }
@@ -325,6 +335,8 @@ void require_same_job(ProcessGroup& group, const TrainerOptions& options) {
       format_text("virtual_ranks {}, virtual_threads {}, allow_different_bits {}", options.virtual_ranks,
                   options.virtual_threads, options.allow_different_bits ? 1 : 0),
       {}, public_place());
+  const std::string& own = all[static_cast<std::size_t>(group.rank())];
+  if (is_elastic() && own == all[0]) return;  // the others leave, and this rank goes on without them
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     MANIPLE_REQUIRE(all[rank] == all[0],
                     "Trainer: rank 0 was given {}, and rank {} {}; all ranks pass the same options", all[0], rank,
@@ -347,7 +359,11 @@ std::unique_ptr<TrainerStrategy> make_over_virtual_ranks(const TrainerOptions& o
   const auto* const choice = std::get_if<strategy::DataParallel>(&options.strategy);
   MANIPLE_REQUIRE(choice != nullptr, "Trainer: virtual_ranks needs strategy DataParallel; the others divide the model");
   require_undivided("DataParallel", *given.model.module);
-  const auto group = group_or_default(choice->ddp.group);
+  auto group = group_or_default(choice->ddp.group);
+  MANIPLE_REQUIRE(!is_elastic() || !is_initialized() || group == get_default_group(),
+                  "Trainer: in an elastic job (maniple run --elastic) leave DdpOptions::group empty: the default group "
+                  "is replaced when members change");
+  if (group && is_detached(*group)) group = nullptr;  // it joins in fit()
   // All refusals before DistributedDataParallel copies rank 0's parameters.
   VirtualRanks::of(options.virtual_ranks, group ? group->rank() : 0, group ? group->size() : 1);
   MANIPLE_REQUIRE(

@@ -33,7 +33,10 @@ class VirtualRanksStrategy final : public TrainerStrategy {
   void require_usable(const detail::TrainerData& data) const override;
   Accumulation accumulation(int batches) override;
   void verify_bits(const detail::TrainerBatch& batch) override;
+  void assume_same_bits() override { verified_ = true; }
   void begin_step() override;
+  void end_step() override { buffers_before_ = TensorValues(); }
+  void undo_step() override;
   void begin_batch(std::int64_t step, int turn) override;
   torch::Tensor backward(const detail::TrainerBatch& batch, Metrics& metrics, const Scaled& scaled) override;
   void end_batch() override;
@@ -59,7 +62,7 @@ class VirtualRanksStrategy final : public TrainerStrategy {
 
   // The step in progress.
   int turn_ = 0;
-  TensorValues buffers_before_;  ///< at the beginning of the step; empty with one turn
+  TensorValues buffers_before_;  ///< at the beginning of the step; may be empty with one turn
   TensorValues buffers_after_;   ///< after virtual rank 0; empty on other ranks
   Replicator replicated_;        ///< the buffers
 
