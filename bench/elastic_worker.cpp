@@ -6,8 +6,8 @@
 //   DDP                     a step of one batch per rank
 //   V = R                   the same over as many virtual ranks as ranks
 //   DDP, accumulate k       a step of k batches per rank
-//   V = k R                 the same over virtual ranks. If RANKS is not a power of two, V is the next power of two
-//                           above 2 RANKS, and k the largest number of virtual ranks of a rank
+//   V = k R                 the same over virtual ranks. For RANKS = 3, 5, ... V is the next power of two
+//                           above 2 RANKS; k is the largest number of virtual ranks on one rank
 //
 // The trainings have separate networks and run blocks of steps in turn, so that disturbances of the machine hit all.
 // Times are medians over blocks, of the slowest rank, with one thread per rank. CPU times are of all ranks together;

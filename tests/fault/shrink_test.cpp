@@ -14,7 +14,7 @@ namespace {
 
 class Shrink : public EveryTransport {};
 
-/// The global ranks of the group.
+/// The global ranks of all members.
 std::vector<int> members_of(const ProcessGroup& group) {
   std::vector<int> ranks;
   for (const auto& member : group.topology().members) ranks.push_back(member.global_rank);
@@ -53,7 +53,7 @@ RunOptions run_of(int n, TransportKind transport, std::vector<int> dead) {
 TEST_P(Shrink, AnyRankMayDieAlsoTheFirst) {
   for (const int victim : {0, 2, 3}) {
     run_ranks(run_of(4, GetParam(), {victim}), [&](Rank& r) {
-      r.phase("all are here");
+      r.phase("all ranks run");
       if (r.rank == victim) r.kill_self();
       use_until_it_fails(*r.world);
       const auto survivors = r.world->shrink();
@@ -84,7 +84,7 @@ TEST_P(Shrink, OneRankAfterTheOtherDownToOne) {
 TEST_P(Shrink, RanksThatDieMeanwhile) {
   for (int delay_us = 0; delay_us <= 6000; delay_us += 500) {
     run_ranks(run_of(6, GetParam(), {0, 1, 4}), [&](Rank& r) {
-      r.phase("all are here");
+      r.phase("all ranks run");
       if (r.rank == 4) r.kill_self();
       if (r.rank <= 1) {
         std::thread([delay_us, rank = r.rank] {
@@ -119,7 +119,7 @@ TEST_P(Shrink, ASubGroupAndARankThatHasLeft) {
 
 TEST_P(Shrink, AGroupThatHasNotFailedAndTwice) {
   run_ranks({.n = 3, .as = As::processes, .transport = GetParam()}, [](Rank& r) {
-    r.phase("all are here");
+    r.phase("all ranks run");
     if (r.rank != 1) {
       const Caught caught = catch_error([&] {
         for (;;) r.world->barrier();
@@ -138,7 +138,7 @@ TEST_P(Shrink, AGroupThatHasNotFailedAndTwice) {
 
 TEST_P(Shrink, NamesTheSurvivorThatDoesNotCallIt) {
   run_ranks({.n = 3, .as = As::processes, .transport = GetParam()}, [](Rank& r) {
-    r.phase("all are here");
+    r.phase("all ranks run");
     if (r.rank != 2) {
       const Caught caught = catch_error([&] { r.world->shrink({}, {.timeout = std::chrono::milliseconds(300)}); });
       EXPECT_TRUE(caught.is(ErrorKind::timeout)) << caught;
@@ -154,7 +154,7 @@ INSTANTIATE_TEST_SUITE_P(Faults, Shrink, process_transports(), transport_name);
 
 TEST(ShrinkRanks, ThreadsOfAProcess) {
   run_ranks({.n = 3}, [](Rank& r) {
-    r.phase("all are here");
+    r.phase("all ranks run");
     const auto first = r.world->shrink();
     expect_works(*first, r, {});
     expect_works(*r.world->shrink(), r, {});
@@ -168,7 +168,7 @@ TEST(ShrinkRanks, AWorldOfOne) {
 TEST(ShrinkRanks, SeventyRanksLoseThree) {
   RunOptions run = run_of(70, TransportKind::shm, {0, 33, 69});
   run_ranks(run, [](Rank& r) {
-    r.phase("all are here");
+    r.phase("all ranks run");
     if (r.rank == 0 || r.rank == 33 || r.rank == 69) r.kill_self();
     use_until_it_fails(*r.world);
     auto group = r.world;
@@ -182,7 +182,7 @@ TEST(ShrinkRanks, OnSeveralHosts) {
   run.hosts = 3;
   run.expect_dead = {0, 1};
   run_ranks(run, [](Rank& r) {
-    r.phase("all are here");
+    r.phase("all ranks run");
     if (r.rank <= 1) r.kill_self();  // all ranks of the first host
     use_until_it_fails(*r.world);
     auto group = r.world;

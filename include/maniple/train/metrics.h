@@ -137,7 +137,7 @@ class Metrics {
   struct Entry {
     std::string name;
     MetricKind kind;
-    double value = 0;      ///< for numbers: a sum weighted by counts, a sum, a minimum, or a maximum
+    double value = 0;      ///< for numbers; by kind, the weighted sum, sum, minimum, or maximum so far
     double count = 0;      ///< for numbers and tensors
     torch::Tensor tensor;  ///< for tensors; one element, float64
     bool has_value = false;

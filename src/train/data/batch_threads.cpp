@@ -166,7 +166,7 @@ struct BatchThreads::Impl {
   Mutex mutex;
   CondVar has_task;  ///< signals workers
   CondVar changed;   ///< signals the loop and the reading thread
-  /// In order; the loop takes from the front.
+  /// Batches in the order of the data; next() takes the first.
   std::deque<std::shared_ptr<Slot>> slots MANIPLE_GUARDED_BY(mutex);
   std::deque<std::shared_ptr<Slot>> waiting MANIPLE_GUARDED_BY(mutex);  ///< slots that no worker has taken
   bool fed MANIPLE_GUARDED_BY(mutex) = false;                           ///< there are no more tasks
