@@ -1,12 +1,12 @@
-// Training whose processes are killed while it runs. The weights are the same as without kills, bit for bit.
+// Trains while its processes are killed and replaced. The weights are the same as without kills, bit for bit.
 //
-//   maniple run -n 4 build/bin/examples/13_elastic                                    prints a hash of the weights
-//   maniple run -n 4 --elastic 1:4 build/bin/examples/13_elastic --kill-every 20      kills its own ranks: the same
-//   hash maniple run -n 1 build/bin/examples/13_elastic                                    the same hash
+//   build/bin/maniple run -n 4 build/bin/examples/13_elastic                                  prints a hash
+//   build/bin/maniple run -n 1 build/bin/examples/13_elastic                                  the same hash
+//   build/bin/maniple run -n 4 --elastic 1:4 build/bin/examples/13_elastic --kill-every 20    kills ranks; same hash
 //
 // Options:
 //   --epochs N  --samples N
-//   --kill-every N    after every N steps one rank kills itself; 0: never
+//   --kill-every N    one rank kills itself after every N steps; 0 (default): never
 //   --log FOLDER      for TensorBoard, and log.jsonl
 #include <unistd.h>
 
