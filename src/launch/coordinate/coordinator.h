@@ -12,8 +12,9 @@
 // coordinator.cpp handles membership and forms groups. coordinator_run.cpp handles a running group: the first failure,
 // signals, stopping. coordinator_agent.cpp connects the coordinator with the nodes, the clock and the terminal.
 //
-// A failed rank uses up one restart; a membership change inside min:max does not. A node whose launcher gets SIGTERM
-// leaves the job if enough other nodes remain. Otherwise, and for other signals, the job ends on all nodes.
+// A failed rank uses up one restart; a membership change inside min:max does not. With --elastic, elastic_members.h
+// decides whether a failed rank is replaced. A node whose launcher gets SIGTERM leaves the job if enough other nodes
+// remain. Otherwise, and for other signals, the job ends on all nodes.
 //
 // The job has one State and each node one NodeState; only enter() and move() change them. No State waits forever for
 // nodes: `gathering` ends by its timers, the others because a silent node counts as lost (agent_link.h).
