@@ -5,11 +5,11 @@
 // It sets:
 //
 //   Convolutions   LibTorch computes them with oneDNN or as BLAS matrix products. On x86-64 oneDNN is faster. On
-//                  aarch64 that depends on the LibTorch build: Debian's oneDNN is about five times slower than its
-//                  BLAS. Therefore, on aarch64, a few convolutions are timed both ways (some 50 ms), and oneDNN is
-//                  switched off if it is clearly slower. MANIPLE_MKLDNN=on or off overrides the choice; measure times
-//                  them on any machine. The two ways round differently: set it by hand if results must be bit for bit
-//                  equal between runs and neither way is clearly faster.
+//                  aarch64 the faster way depends on the LibTorch build: Debian's oneDNN is about five times slower
+//                  than its BLAS. Therefore, on aarch64, a few convolutions are timed both ways (some 50 ms), and
+//                  oneDNN is used only if it is clearly faster. MANIPLE_MKLDNN=on or off overrides the choice; measure
+//                  times them on any machine. The two ways round differently: set MANIPLE_MKLDNN to on or off if
+//                  results must be bit for bit equal between runs and neither way is clearly faster.
 //   BLAS           Left unchanged. The reference BLAS, twenty times slower than OpenBLAS, causes a warning that names
 //                  the package to install.
 //   Threads        Left unchanged: LibTorch reads OMP_NUM_THREADS, and uses all cores without it. With several ranks on
