@@ -23,7 +23,7 @@ void sync_parameters(torch::nn::Module& model, int rank, int ranks) {
   }
 }
 
-/// Replaces every rank's gradients by the mean over all ranks.
+/// Replaces every rank's gradients with their mean over all ranks.
 void sync_gradients(torch::nn::Module& model) {
   for (auto& parameter : model.parameters()) maniple::all_reduce(parameter.grad(), maniple::ReduceOp::avg);
 }

@@ -15,7 +15,7 @@
 //   --block N  --width N  --layers N  --heads N
 //   --target X            fail if the loss stays above X
 //   --measure N           measure N steps instead of training
-//   --explain             print what each rank holds and sends, and compare the steps with it
+//   --explain             print what each rank holds and sends; compare the computed bytes with the bytes sent
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

@@ -14,7 +14,7 @@
 //   --batch-size N    of all ranks together
 //   --block N  --width N  --layers N  --heads N
 //   --target X        fail if the loss stays above X
-//   --explain         print what each rank holds and sends, and compare the steps with it
+//   --explain         print what each rank holds and sends; compare the computed bytes with the bytes sent
 #include <time.h>
 
 #include <algorithm>

@@ -17,7 +17,7 @@ ln -s "$PWD/build/bin/examples/05_ddp_mnist" "$work/train"
 # record NAME SHOWN COMMAND: the screen after COMMAND has ended on a terminal, below the line SHOWN that a user would
 # type.
 record() {
-  server=maniple-record-$1-$$  # of its own, as one that is being ended takes no new session
+  server=maniple-record-$1-$$  # one server per picture: a server that is ending refuses new sessions
   tmux -L $server -f /dev/null new-session -d -x $columns -y 40 -c "$work" \
     "unshare --uts sh -c 'hostname node1; printf \"\\033[1m\$ %s\\033[0m\\n\" \"$2\"; $3; tmux -L $server wait-for -S done; sleep 60'"
   tmux -L $server wait-for done
