@@ -19,7 +19,7 @@ commands() {
       sub(/^ *([A-Z_]+=[^ ]* +)*(build\/bin\/)?/, "", code)
       if (code !~ /^maniple [a-z-]/) return
       sub(/^maniple /, "", code)
-      sub(/( #|\\?\||>| \.\.\.| \.?\/| [A-Za-z_0-9]+\.py).*/, "", code)
+      sub(/( #|\\?\||>| \.\.\.| (\.|build\/bin)?\/| [A-Za-z_0-9]+\.py).*/, "", code)
       print FILENAME ":" FNR, code
     }
     FNR == 1 { fenced = 0 }

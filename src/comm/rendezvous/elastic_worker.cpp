@@ -21,7 +21,7 @@ struct Taken {
   Mutex mutex;
   std::unique_ptr<ElasticWorker> worker MANIPLE_GUARDED_BY(mutex);
 };
-constinit ProcessWide<Taken> taken;  // a child of fork() has none
+constinit ProcessWide<Taken> elastic_place;  // a child of fork() has none
 
 std::uint64_t inode_of(int fd) noexcept {
   struct stat status{};
@@ -35,7 +35,7 @@ std::string members_value(int fd, int worker, bool replaces) {
 }
 
 ElasticWorker* elastic_worker() {
-  Taken& mine = *taken;
+  Taken& mine = *elastic_place;
   const MutexLock lock(mine.mutex);
   const char* const text = std::getenv(kMembersVariable);
   if (text == nullptr) return mine.worker.get();
