@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "comm/base/log.h"
+#include "launch/jobs/job_control.h"
 #include "launch/process/process_table.h"
 
 namespace maniple::launch {
@@ -144,6 +145,7 @@ std::vector<JobInfo> running_jobs_in(const std::string& path) {
       if (!name.ends_with(".new")) jobs.push_back(std::move(*job));
     } else {
       ::unlinkat(directory.get(), name.c_str(), 0);
+      ::unlinkat(directory.get(), control_name(job->id).c_str(), 0);
     }
   }
   std::sort(jobs.begin(), jobs.end(), [](const JobInfo& a, const JobInfo& b) {
