@@ -54,10 +54,8 @@ void check(const LaunchOptions& options) {
   MANIPLE_REQUIRE(options.node_rank < options.nodes.max, "--node-rank is {} but --nnodes is {}; expected 0 to {}",
                   options.node_rank, options.nodes.max, options.nodes.max - 1);
   if (options.elastic) {
-    MANIPLE_REQUIRE(options.nodes.max == 1 && options.hosts.empty(),
-                    "--elastic {}:{} needs a job on one node; it cannot be combined with --nnodes, --master or --hosts",
-                    options.elastic.min, options.elastic.max);
-    MANIPLE_REQUIRE(options.processes >= options.elastic.min && options.processes <= options.elastic.max,
+    const bool one_node = options.nodes.max == 1 && options.hosts.empty();
+    MANIPLE_REQUIRE(!one_node || (options.processes >= options.elastic.min && options.processes <= options.elastic.max),
                     "--elastic is {}:{}, and -n {}; expected a number of processes in that range", options.elastic.min,
                     options.elastic.max, options.processes);
   }

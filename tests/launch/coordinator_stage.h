@@ -20,6 +20,7 @@ struct Stage {
       std::visit(overloaded{[this](const effect::Send& send) { sent[send.node].push_back(send.message); },
                             [this](const effect::Print& print) { said += print.text + "\n"; },
                             [this](const effect::StartAgents&) { ++agents_started; },
+                            [this](const effect::Answer& answer) { answered = answer; },
                             [this](const effect::Done& done) { result = done.code; }},
                  effect);
     }
@@ -68,6 +69,7 @@ struct Stage {
   std::string said;
   int agents_started = 0;
   std::optional<int> result;
+  std::optional<effect::Answer> answered;
 };
 
 }  // namespace maniple::launch

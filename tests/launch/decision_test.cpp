@@ -212,16 +212,17 @@ LaunchOptions job_options() {
   options.console.colour = ColourChoice::always;
   options.join_timeout = std::chrono::duration<double>(0.25);
   options.restarts.max_restarts = 5;
+  options.elastic = {.min = 2, .max = 7};
   return options;
 }
 
 /// One of each kind, with all fields set.
 const std::vector<AgentMessage> kMessages = {
-    message::Join{1, 2, 3, 4, 5, "h", "c", "l"},
+    message::Join{1, 2, 3, 4, 5, 6, 7, "h", "c", "l"},
     message::Job{"run-1", job_options()},
-    message::Reserve{7},
-    message::Reserved{7, "h", 4711, "e"},
-    message::Start{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, "h", 11, "j"},
+    message::Reserve{7, 8},
+    message::Reserved{7, 8, "h", 4711, "e"},
+    message::Start{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, "h", 11, "j", true},
     message::Waiting{7, 8},
     message::Absent{7, kExit},
     message::Exited{7, kExit},
@@ -229,16 +230,17 @@ const std::vector<AgentMessage> kMessages = {
     message::Finished{7},
     message::Interrupt{15},
     message::Verdict{"t"},
-    message::Stop{7, 15, 800, {3, -1}},
+    message::Stop{7, 15, 800, {3, -1}, true},
     message::Stopped{7},
     message::Signal{19, "h", "t"},
     message::Quit{-1, "t"},
     message::Alive{100, 2000},
     message::Dropped{2000},
     message::Noticed{7, {WorkerNotice::Kind::lost, 3, 4, {0, 2}}},
-    message::Members{7, 8, {4, 0, 2}},
+    message::Members{7, 8, {4, 0, 2}, "h", 4711},
     message::Replace{7, 2, true},
-    message::Kill{7, 2},
+    message::Kill{7, 2, 9},
+    message::Finish{7},
 };
 
 TEST(AgentMessage, EveryKindSurvivesTheWire) {

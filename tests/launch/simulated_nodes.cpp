@@ -111,8 +111,9 @@ void SimulatedJob::from_node(std::size_t which, const AgentMessage& message) {
 
 void SimulatedJob::received(std::size_t which, const AgentMessage& message) {
   std::visit(overloaded{[&](const message::Reserve& asked) {
-                          if (dice_.chance(1)) return from_node(which, message::Reserved{asked.generation, {}, 0, "e"});
-                          from_node(which, message::Reserved{asked.generation, "h", 99, {}});
+                          if (dice_.chance(1))
+                            return from_node(which, message::Reserved{.generation = asked.generation, .error = "e"});
+                          from_node(which, message::Reserved{.generation = asked.generation, .host = "h", .port = 99});
                         },
                         [&](const message::Start& asked) { start(which, asked); },
                         [&](const message::Stop& asked) { stop(which, asked.signal == SIGKILL); },

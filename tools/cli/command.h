@@ -36,6 +36,7 @@ std::function<int()> declare_bench(CLI::App& app);
 std::function<int()> declare_bench_worker(CLI::App& app);
 std::function<int()> declare_checkpoint(CLI::App& app);
 std::function<int()> declare_doctor(CLI::App& app);
+std::function<int()> declare_resize(CLI::App& app);
 std::function<int()> declare_run(CLI::App& app);
 std::function<int()> declare_run_agent(CLI::App& app);
 std::function<int()> declare_ps(CLI::App& app);

@@ -14,8 +14,10 @@
 #include "comm/backend/backend.h"
 #include "comm/base/environment.h"
 #include "comm/base/own_variables.h"
+#include "launch/jobs/job_control.h"
 #include "launch/jobs/job_list.h"
 #include "tools/cli/command.h"
+#include "tools/cli/option_checks.h"
 #include <maniple/version.h>
 
 namespace maniple::cli {
@@ -62,6 +64,7 @@ std::span<const Command> commands() noexcept {
   static constexpr Command kCommands[] = {
       {"run", "start a program as the ranks of a job, on this machine or on many", declare_run},
       {"ps", "list this user's running jobs", declare_ps},
+      {"resize", "change the number of workers of a running elastic job", declare_resize},
       {"doctor", "check a machine for common problems and show how to fix them", declare_doctor},
       {"backends", "list the backends: what each does, whether it is installed, how to get it",
        without_options<print_backends>},
@@ -118,6 +121,25 @@ std::function<int()> declare_ps(CLI::App& app) {
     } else {
       fmt::print("{}", launch::job_table(jobs, now, width_of_output()));
     }
+    return 0;
+  };
+}
+
+// `maniple resize`: another number of workers for a running job.
+
+std::function<int()> declare_resize(CLI::App& app) {
+  auto job = std::make_shared<std::string>();
+  auto workers = std::make_shared<int>(0);
+  app.add_option("JOB", *job, "its name or pid, from `maniple ps`")->type_name("")->required();
+  takes_whole_number(
+      app.add_option("N", *workers, "workers, in the range of the job's --elastic")->type_name("")->required(), 1);
+  return [job, workers] {
+    const launch::ControlAnswer answer = launch::ask_job(*job, fmt::format("resize {}", *workers));
+    if (!answer.accepted) {
+      fmt::print(stderr, "maniple: job {} is not resized: {}\n", *job, answer.text);
+      return kFailed;
+    }
+    fmt::print("maniple: job {}: {}\n", *job, answer.text);
     return 0;
   };
 }

@@ -31,25 +31,30 @@ template <Is<LaunchOptions> M, class V>
 void each_field(M& m, V& visit) {
   visit(m.command, m.folder, m.environment, m.log_folder, m.only_ranks, m.bind, m.cores_per_process, m.verbose,
         m.terminal_output, m.share_gpu, m.devices_per_node, m.console.quiet, m.console.prefix, m.console.status,
-        m.console.colour, m.join_timeout, m.restarts.max_restarts);
+        m.console.colour, m.join_timeout, m.restarts.max_restarts, m.elastic.min, m.elastic.max);
 }
 template <Is<message::Join> M, class V>
 void each_field(M& m, V& visit) {
-  visit(m.node_rank, m.processes, m.devices_per_process, m.min_nodes, m.max_nodes, m.host, m.core_set, m.launcher);
+  visit(m.node_rank, m.processes, m.devices_per_process, m.min_nodes, m.max_nodes, m.min_workers, m.max_workers, m.host,
+        m.core_set, m.launcher);
 }
 template <Is<message::Job> M, class V>
 void each_field(M& m, V& visit) {
   visit(m.name);
   each_field(m.options, visit);
 }
+template <Is<message::Reserve> M, class V>
+void each_field(M& m, V& visit) {
+  visit(m.generation, m.members_generation);
+}
 template <Is<message::Reserved> M, class V>
 void each_field(M& m, V& visit) {
-  visit(m.generation, m.host, m.port, m.error);
+  visit(m.generation, m.members_generation, m.host, m.port, m.error);
 }
 template <Is<message::Start> M, class V>
 void each_field(M& m, V& visit) {
   visit(m.generation, m.restarts, m.node_rank, m.node_count, m.processes, m.devices_per_process, m.first_rank,
-        m.world_size, m.core_first, m.core_total, m.host, m.port, m.job);
+        m.world_size, m.core_first, m.core_total, m.host, m.port, m.job, m.joins_late);
 }
 template <Is<message::Waiting> M, class V>
 void each_field(M& m, V& visit) {
@@ -62,7 +67,7 @@ void each_field(M& m, V& visit) {
   each_field(m.exit, visit);
 }
 template <class M, class V>
-  requires Is<M, message::Reserve> || Is<M, message::Finished> || Is<M, message::Stopped>
+  requires Is<M, message::Finished> || Is<M, message::Stopped> || Is<M, message::Finish>
 void each_field(M& m, V& visit) {
   visit(m.generation);
 }
@@ -76,7 +81,7 @@ void each_field(M& m, V& visit) {
 }
 template <Is<message::Stop> M, class V>
 void each_field(M& m, V& visit) {
-  visit(m.generation, m.signal, m.grace_ms, m.reported);
+  visit(m.generation, m.signal, m.grace_ms, m.reported, m.leaves);
 }
 template <Is<message::Signal> M, class V>
 void each_field(M& m, V& visit) {
@@ -101,7 +106,7 @@ void each_field(M& m, V& visit) {
 }
 template <Is<message::Members> M, class V>
 void each_field(M& m, V& visit) {
-  visit(m.generation, m.members_generation, m.members);
+  visit(m.generation, m.members_generation, m.members, m.host, m.port);
 }
 template <Is<message::Replace> M, class V>
 void each_field(M& m, V& visit) {
@@ -109,7 +114,7 @@ void each_field(M& m, V& visit) {
 }
 template <Is<message::Kill> M, class V>
 void each_field(M& m, V& visit) {
-  visit(m.generation, m.worker);
+  visit(m.generation, m.worker, m.signal);
 }
 
 struct Writer {

@@ -11,7 +11,7 @@
 //                                   Verdict, Stop
 //              Stopped
 //              Signal                      Signal
-//             Noticed      Members, Replace, Kill
+//             Noticed      Members, Replace, Kill, Finish
 //                                            Quit
 //              Alive                        Alive
 //              Dropped                    Dropped
@@ -39,6 +39,8 @@ struct Join {
   int devices_per_process = 0;
   int min_nodes = 0;  ///< the node's --nnodes, which must match the coordinator's; 0: not given
   int max_nodes = 0;
+  int min_workers = 0;  ///< the node's --elastic, likewise
+  int max_workers = 0;
   std::string host = {};
   std::string core_set = {};  ///< core_set_id(): nodes with the same set share cores
   std::string launcher = {};  ///< names the launcher process, which identifies it when it reconnects; may be empty
@@ -55,10 +57,12 @@ struct Job {
 /// To the node of rank 0: find an address and a port for rank 0.
 struct Reserve {
   int generation = 0;
+  int members_generation = 0;  ///< in an elastic job: for which generation of workers; 0: for none yet
   friend bool operator==(const Reserve&, const Reserve&) = default;
 };
 struct Reserved {
   int generation = 0;
+  int members_generation = 0;
   std::string host = {};
   int port = 0;            ///< 0: none, see `error`
   std::string error = {};  ///< for people
@@ -79,7 +83,8 @@ struct Start {
   int core_total = 0;     ///< number of ranks that share its machine's cores
   std::string host = {};  ///< address for rank 0
   int port = 0;
-  std::string job = {};  ///< the job's name; empty: known
+  std::string job = {};     ///< the job's name; empty: known
+  bool joins_late = false;  ///< in an elastic job: the other workers train already
   friend bool operator==(const Start&, const Start&) = default;
 };
 
@@ -130,6 +135,7 @@ struct Stop {
   int signal = 0;
   int grace_ms = 0;
   std::vector<int> reported = {};  ///< ranks that the user was shown as the cause
+  bool leaves = false;             ///< in an elastic job: the other nodes go on
   friend bool operator==(const Stop&, const Stop&) = default;
 };
 struct Stopped {
@@ -153,25 +159,33 @@ struct Noticed {
   WorkerNotice notice = {};
   friend bool operator==(const Noticed&, const Noticed&) = default;
 };
-/// The next generation of workers: their numbers, in rank order. The node of rank 0 finds a port for its store.
+/// The next generation of workers.
 struct Members {
   int generation = 0;
   int members_generation = 0;
-  std::vector<int> members = {};
+  std::vector<int> members = {};  ///< their numbers, in rank order
+  std::string host = {};          ///< where rank 0 serves the store
+  int port = 0;
   friend bool operator==(const Members&, const Members&) = default;
 };
-/// Start a worker again.
+/// Start a worker, for the first time or again.
 struct Replace {
   int generation = 0;
   int worker = 0;
   bool joins_late = false;
   friend bool operator==(const Replace&, const Replace&) = default;
 };
-/// End a worker at once.
+/// Send a worker this signal: SIGTERM asks it to leave.
 struct Kill {
   int generation = 0;
   int worker = 0;
+  int signal = 0;
   friend bool operator==(const Kill&, const Kill&) = default;
+};
+/// All workers of the job have ended. Reply with Finished.
+struct Finish {
+  int generation = 0;
+  friend bool operator==(const Finish&, const Finish&) = default;
 };
 
 /// Exit with this code.
@@ -196,11 +210,11 @@ struct Dropped {
 }  // namespace message
 
 /// On the wire a message begins with its place in this list.
-using AgentMessage =
-    std::variant<message::Join, message::Job, message::Reserve, message::Reserved, message::Start, message::Waiting,
-                 message::Absent, message::Exited, message::Failed, message::Finished, message::Interrupt,
-                 message::Verdict, message::Stop, message::Stopped, message::Signal, message::Quit, message::Alive,
-                 message::Dropped, message::Noticed, message::Members, message::Replace, message::Kill>;
+using AgentMessage = std::variant<message::Join, message::Job, message::Reserve, message::Reserved, message::Start,
+                                  message::Waiting, message::Absent, message::Exited, message::Failed,
+                                  message::Finished, message::Interrupt, message::Verdict, message::Stop,
+                                  message::Stopped, message::Signal, message::Quit, message::Alive, message::Dropped,
+                                  message::Noticed, message::Members, message::Replace, message::Kill, message::Finish>;
 
 /// Long texts are cut; a list that is too long is the peer's ProtocolError.
 std::string encode(const AgentMessage& message);

@@ -72,6 +72,16 @@ std::string Coordinator::refusal(const message::Join& join) const {
     return fmt::format("--nnodes is {}:{} there but {}:{} at the master; give all nodes the same", join.min_nodes,
                        join.max_nodes, options_.nodes.min, options_.nodes.max);
   }
+  if (join.max_nodes != 0 && (join.min_workers != options_.elastic.min || join.max_workers != options_.elastic.max)) {
+    const auto text = [](int least, int most) {
+      return least == 0 ? std::string("not given") : fmt::format("{}:{}", least, most);
+    };
+    return fmt::format("--elastic is {} there but {} at the master; give all nodes the same",
+                       text(join.min_workers, join.max_workers), text(options_.elastic.min, options_.elastic.max));
+  }
+  if (is_training() && elastic_.active() >= options_.elastic.max) {
+    return fmt::format("the job has all of its {} workers already (--elastic)", options_.elastic.max);
+  }
   if (state_ == State::running && !first_done_.empty()) {
     return fmt::format("{} has finished already, and what has finished does not run again; start another job",
                        first_done_);
@@ -106,6 +116,7 @@ void Coordinator::on(const event::Joined& event) {
                                 .devices_per_process = join.devices_per_process};
   lost_hosts_.erase(join.host);
   if (state_ == State::gathering) return check_start();
+  if (is_training()) return admit(event.node);
   if (state_ == State::reserving) return stop_all(SIGTERM, options_.grace);  // nothing runs yet: regroups at once
   if (state_ == State::running && exits_.empty()) {
     print(fmt::format("maniple: host {} joins: the group is re-formed with {} nodes", join.host, nodes_.size()));
@@ -124,6 +135,7 @@ void Coordinator::on(const event::Lost& event) {
   std::string text = info.node_rank >= 0
                          ? fmt::format("maniple: node {} (host {}) is lost: {}", info.node_rank, info.host, reason)
                          : fmt::format("maniple: host {} was lost before the start: {}", info.host, reason);
+  if (is_training()) return lose_elastic(event.node, info, text);
   const bool forms = state_ == State::reserving || state_ == State::running || state_ == State::stopping;
   // The job does not need nodes that have finished or are leaving, nor late ones while a complete group runs.
   const bool needed = info.state == NodeState::assigned || info.state == NodeState::running ||
@@ -215,12 +227,18 @@ void Coordinator::form_group() {
     world_size_ += info.processes;
     move(node, NodeState::assigned);
   }
+  if (options_.elastic && (world_size_ < options_.elastic.min || world_size_ > options_.elastic.max)) {
+    return quit(2, fmt::format("maniple: --elastic is {}:{}, and {} nodes start {} processes; expected a number in "
+                               "that range",
+                               options_.elastic.min, options_.elastic.max, nodes_.size(), world_size_));
+  }
   enter(State::reserving);
   send(order.front(), message::Reserve{.generation = generation_});
 }
 
 void Coordinator::start_all(const message::Reserved& reserved) {
   enter(State::running);
+  if (options_.elastic) begin_elastic(reserved);
   message::Start start{.generation = generation_,
                        .restarts = restarts_,
                        .node_count = static_cast<int>(nodes_.size()),
@@ -237,10 +255,10 @@ void Coordinator::start_all(const message::Reserved& reserved) {
     start.core_total = sharing[info.core_set];
     start.core_first = std::exchange(placed[info.core_set], placed[info.core_set] + start.processes);
     move(node, NodeState::running);
+    if (options_.elastic) elastic_.add_node(node, info.processes, now_);
     send(node, start);
     start.first_rank += start.processes;
   }
-  if (options_.elastic) elastic_.begin(world_size_, now_);
 }
 
 void Coordinator::on_timer(Timer timer) {
@@ -256,7 +274,7 @@ void Coordinator::on_timer(Timer timer) {
       if (nodes_.size() < static_cast<std::size_t>(options_.nodes.min)) effects_.emplace_back(effect::StartAgents());
       return check_start();
     case Timer::reminder:
-      if (state_ == State::gathering) {
+      if (state_ == State::gathering && static_cast<int>(nodes_.size()) < options_.nodes.min) {
         print(fmt::format("maniple: waiting: {} of {} nodes joined{}", nodes_.size(), options_.nodes.min, missing()));
       }
       return;

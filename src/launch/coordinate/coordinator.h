@@ -12,9 +12,11 @@
 // coordinator.cpp handles membership and forms groups. coordinator_run.cpp handles a running group: the first failure,
 // signals, stopping. coordinator_agent.cpp connects the coordinator with the nodes, the clock and the terminal.
 //
-// A failed rank uses up one restart; a membership change inside min:max does not. With --elastic, elastic_members.h
-// decides whether a failed rank is replaced. A node whose launcher gets SIGTERM leaves the job if enough other nodes
-// remain. Otherwise, and for other signals, the job ends on all nodes.
+// In an elastic job, elastic_members.h decides about workers while the state is `running`: ranks that fail, nodes that
+// are lost, join or leave.
+//
+// A failed rank uses up one restart; a membership change inside min:max does not. A node whose launcher gets SIGTERM
+// leaves the job if enough other nodes remain. Otherwise, and for other signals, the job ends on all nodes.
 //
 // The job has one State and each node one NodeState; only enter() and move() change them. No State waits forever for
 // nodes: `gathering` ends by its timers, the others because a silent node counts as lost (agent_link.h).
@@ -63,6 +65,10 @@ struct PassOn {
   int signal;
   std::string host = {};
 };
+/// `maniple resize`.
+struct Resize {
+  int workers;
+};
 /// An error in the launcher itself, for instance a closed output, ends the job.
 struct Broken {
   std::string text;
@@ -73,7 +79,7 @@ struct Tick {};
 
 }  // namespace event
 using Event = std::variant<event::Begin, event::Joined, event::Lost, event::Received, event::Interrupted, event::PassOn,
-                           event::Broken, event::Tick>;
+                           event::Resize, event::Broken, event::Tick>;
 
 /// What the coordinator wants done, in this order.
 namespace effect {
@@ -88,13 +94,18 @@ struct Print {
 };
 /// Nodes are missing: their agents are to be started again.
 struct StartAgents {};
+/// To event::Resize.
+struct Answer {
+  bool accepted;
+  std::string text;
+};
 /// The job has ended. Only refusals of late nodes follow.
 struct Done {
   int code;
 };
 
 }  // namespace effect
-using Effect = std::variant<effect::Send, effect::Print, effect::StartAgents, effect::Done>;
+using Effect = std::variant<effect::Send, effect::Print, effect::StartAgents, effect::Answer, effect::Done>;
 
 class Coordinator {
  public:
@@ -103,7 +114,9 @@ class Coordinator {
   enum class State { gathering, reserving, running, stopping, restart_delay, done };
 
   explicit Coordinator(CoordinatorOptions options)
-      : options_(options), elastic_(options.elastic, options.restarts, options.join_timeout) {}
+      : options_(options),
+        elastic_(options.elastic, options.restarts, options.join_timeout,
+                 options.nodes.max > 1 || options.starts_agents) {}
 
   std::vector<Effect> handle(const Event& event, Time now);
   /// When the next timer is due; empty: none is set.
@@ -113,7 +126,7 @@ class Coordinator {
   /// Restarts after a failure; membership changes do not count.
   int restarts() const noexcept { return restarts_; }
   int generation() const noexcept { return generation_; }  ///< -1: no group was formed yet
-  int world_size() const noexcept { return world_size_; }
+  int world_size() const noexcept { return options_.elastic && generation_ >= 0 ? elastic_.active() : world_size_; }
   std::size_t node_count() const noexcept { return nodes_.size(); }
 
  private:
@@ -149,6 +162,7 @@ class Coordinator {
   void on(const event::Received& event);
   void on(const event::Interrupted& event) { interrupt(event.signal, event.host); }
   void on(const event::PassOn& event);
+  void on(const event::Resize& event);
   void on(const event::Broken& event);
   void on(const event::Tick&);
   void on_timer(Timer timer);
@@ -164,6 +178,7 @@ class Coordinator {
   void on_message(Node node, const message::Stopped& message);
   void on_message(Node node, const message::Noticed& message);
   bool is_current(Node node, int generation) const;
+  bool is_training() const { return options_.elastic && state_ == State::running; }
 
   void send(Node node, AgentMessage message) { effects_.emplace_back(effect::Send{node, std::move(message)}); }
   void print(std::string text) { effects_.emplace_back(effect::Print{std::move(text)}); }
@@ -177,7 +192,21 @@ class Coordinator {
   void form_group();
   void start_all(const message::Reserved& reserved);
   void decide();
+  // An elastic job: coordinator_elastic.cpp.
   void carry_out(const MemberActions& actions);
+  void carry_out(const members::Form& form);
+  void carry_out(const members::Replace& replace);
+  void carry_out(const members::Ask& ask);
+  void carry_out(const members::Kill& kill);
+  void carry_out(const members::Print& shown) { print(shown.text); }
+  void carry_out(const members::End& end);
+  void carry_out(const members::Finish& finish);
+  void begin_elastic(const message::Reserved& reserved);
+  void admit(Node node);
+  void publish(const message::Reserved& reserved);
+  void end_elastic(int code);
+  void lose_elastic(Node node, const NodeInfo& info, const std::string& text);
+  bool leave_elastic(Node node, int signal);
   void check_absent();
   void check_finished();
   bool leave(Node node, int signal);
@@ -191,7 +220,11 @@ class Coordinator {
   std::vector<Node> in_order() const;
 
   CoordinatorOptions options_;
-  ElasticMembers elastic_;  // used in an elastic job
+  // In an elastic job:
+  ElasticMembers elastic_;
+  std::optional<members::Form> forming_;  // waits for a port for rank 0
+  std::optional<int> ends_with_;          // the job ends with this code when `forming_` is published
+  message::Reserved first_address_;       // of the job's first rank 0
   Time now_{0};
   std::map<Timer, Time> timers_;
   std::vector<Effect> effects_;  // of the current event

@@ -16,6 +16,7 @@
 #include "launch/coordinate/launcher_listener.h"
 #include "launch/coordinate/node_agent.h"
 #include "launch/coordinate/remote_start.h"
+#include "launch/jobs/job_control.h"
 #include "launch/jobs/job_record.h"
 #include "launch/placement/binding.h"
 #include "launch/workers/agent_process.h"
@@ -129,15 +130,18 @@ class CoordinatorAgent {
   Coordinator::Time now() const { return Poller::Clock::now() - began_; }
 
   void carry_out(const Effect& effect) {
-    std::visit(
-        overloaded{[this](const effect::Send& send) { this->send(send.node, send.message); },
-                   [this](const effect::Print& print) { process_.console().say(print.text); },
-                   [this](const effect::StartAgents&) {
-                     if (!remote_) return;
-                     remote_->start_missing([this] { return coordinator_.state() == Coordinator::State::gathering; });
-                   },
-                   [this](const effect::Done& done) { process_.stop(done.code); }},
-        effect);
+    std::visit(overloaded{[this](const effect::Send& send) { this->send(send.node, send.message); },
+                          [this](const effect::Print& print) { process_.console().say(print.text); },
+                          [this](const effect::StartAgents&) {
+                            if (!remote_) return;
+                            remote_->start_missing([this] {
+                              return coordinator_.state() == Coordinator::State::gathering ||
+                                     (options_.elastic && coordinator_.state() == Coordinator::State::running);
+                            });
+                          },
+                          [this](const effect::Answer& answer) { answer_ = {answer.accepted, answer.text}; },
+                          [this](const effect::Done& done) { process_.stop(done.code); }},
+               effect);
   }
 
   void send(Node node, const AgentMessage& message) {
@@ -229,6 +233,10 @@ class CoordinatorAgent {
       for (const HostSlots& host : options_.hosts) info.hosts.push_back(host.host);
       if (info.hosts.empty()) info.hosts.push_back(own_host_name());
       record_ = std::make_unique<JobRecord>(std::move(info));
+      if (options_.elastic) {
+        control_ = std::make_unique<JobControl>(process_.poller(), job_,
+                                                [this](std::string_view request) { return answer(request); });
+      }
     }
     if (record_) {
       const bool own = node_ && coordinator_.node_count() == 1;
@@ -239,6 +247,16 @@ class CoordinatorAgent {
                       coordinator_.restarts(), running ? "running" : "restarting", coordinator_.world_size());
     }
     process_.poller().call_after(kRecordPeriod, [this] { record(); });
+  }
+
+  /// "resize N", from job_control.h.
+  ControlAnswer answer(std::string_view request) {
+    constexpr std::string_view kResize = "resize ";
+    const auto workers = request.starts_with(kResize) ? whole_number(request.substr(kResize.size())) : std::nullopt;
+    if (!workers) return {.text = "it does not know this request; its launcher may be of another version"};
+    answer_ = {};
+    happened(event::Resize{*workers});
+    return answer_;
   }
 
   std::string status() const {
@@ -274,6 +292,8 @@ class CoordinatorAgent {
   std::map<Node, Agent> agents_;  // agents that have joined
   std::unique_ptr<RemoteStart> remote_;
   std::unique_ptr<JobRecord> record_;
+  std::unique_ptr<JobControl> control_;  // of an elastic job
+  ControlAnswer answer_;                 // to the last request
   Node next_node_ = kOwnNode + 1;
   Poller::Clock::time_point began_ = Poller::Clock::now();
 };

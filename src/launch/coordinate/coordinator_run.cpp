@@ -40,7 +40,9 @@ void Coordinator::on_message(Node node, const message::Interrupt& message) {
 }
 
 void Coordinator::on_message(Node node, const message::Reserved& message) {
-  if (!is_current(node, message.generation) || state_ != State::reserving) return;
+  if (!is_current(node, message.generation)) return;
+  if (is_training()) return publish(message);
+  if (state_ != State::reserving) return;
   if (message.port == 0) return quit(kUsage, message.error);
   start_all(message);
 }
@@ -48,6 +50,13 @@ void Coordinator::on_message(Node node, const message::Reserved& message) {
 void Coordinator::on_message(Node node, const message::Failed& message) {
   if (!is_current(node, message.generation) || state_ != State::running) return;
   if (options_.elastic && message.exit.pid >= 0) return carry_out(elastic_.on_exit(message.exit, now_));
+  if (options_.elastic && elastic_.generation() > 0) {  // a node that joined late could not start its workers
+    const std::string text = describe_failure(message.exit, world_size());
+    nodes_.erase(node);
+    send(node, message::Quit{.code = message.exit.exit_code(), .text = text});
+    print(text);
+    return carry_out(elastic_.on_node_gone(node, /*left=*/false, now_));
+  }
   exits_.push_back(message.exit);
   exits_.back().host = nodes_.at(node).host;
   if (exits_.size() == 1 || !cause_may_follow(exits_)) {
@@ -77,43 +86,7 @@ void Coordinator::on_message(Node node, const message::Exited& message) {
   ended_.push_back(message.exit);
   ended_.back().host = nodes_.at(node).host;
   if (first_done_.empty()) first_done_ = fmt::format("rank {} (host {})", message.exit.rank, nodes_.at(node).host);
-  if (options_.elastic && state_ == State::running) carry_out(elastic_.on_exit(message.exit, now_));
-}
-
-void Coordinator::on_message(Node node, const message::Noticed& message) {
-  if (!is_current(node, message.generation) || state_ != State::running || !options_.elastic) return;
-  const WorkerNotice& notice = message.notice;
-  switch (notice.kind) {
-    case WorkerNotice::Kind::ready: return carry_out(elastic_.on_ready(notice.rank, now_));
-    case WorkerNotice::Kind::joined: return carry_out(elastic_.on_joined(notice.rank, now_));
-    case WorkerNotice::Kind::leaving: return carry_out(elastic_.on_leaving(notice.rank, now_));
-    case WorkerNotice::Kind::lost:
-      return carry_out(elastic_.on_lost(notice.rank, notice.generation, notice.lost, now_));
-  }
-}
-
-/// An elastic job has one node.
-void Coordinator::carry_out(const MemberActions& actions) {
-  const Node node = nodes_.begin()->first;
-  timers_.erase(Timer::members);
-  if (const auto next = elastic_.next_timer()) timers_[Timer::members] = *next;
-  for (const MemberAction& action : actions) {
-    std::visit(overloaded{[&](const members::Form& form) {
-                            send(node, message::Members{.generation = generation_,
-                                                        .members_generation = static_cast<int>(form.generation),
-                                                        .members = form.members});
-                          },
-                          [&](const members::Replace& replace) {
-                            send(node, message::Replace{generation_, replace.worker, replace.joins_late});
-                          },
-                          [&](const members::Kill& kill) { send(node, message::Kill{generation_, kill.worker}); },
-                          [&](const members::Print& shown) { print(shown.text); },
-                          [&](const members::End& end) {
-                            follow(Next::restart_if_allowed, end.code);
-                            stop_all(SIGTERM, options_.grace);
-                          }},
-               action);
-  }
+  if (is_training()) carry_out(elastic_.on_exit(message.exit, now_));
 }
 
 void Coordinator::on_message(Node node, const message::Finished& message) {
@@ -126,7 +99,12 @@ void Coordinator::on_message(Node node, const message::Finished& message) {
 }
 
 void Coordinator::on_message(Node node, const message::Stopped& message) {
-  if (!is_current(node, message.generation) || state_ != State::stopping) return;
+  if (!is_current(node, message.generation)) return;
+  if (is_training() && nodes_.at(node).state == NodeState::leaving) {
+    release(node);
+    return carry_out(elastic_.on_node_gone(node, /*left=*/true, now_));
+  }
+  if (state_ != State::stopping) return;
   if (nodes_.at(node).state == NodeState::leaving) {
     release(node);
   } else {
@@ -217,6 +195,7 @@ bool Coordinator::leave(Node node, int signal) {
   if (found == nodes_.end() || state_ == State::done || signal != SIGTERM || next_ == Next::quit) return false;
   const NodeInfo& info = found->second;
   if (info.state == NodeState::leaving) return true;
+  if (is_training()) return leave_elastic(node, signal);
   if (!options_.nodes.elastic() || staying() - 1 < options_.nodes.min) return false;
   const bool forms = info.state == NodeState::assigned || info.state == NodeState::running;
   print(fmt::format("maniple: host {} leaves the job ({} to its launcher){}", info.host, signal_name(signal),

@@ -38,8 +38,7 @@ std::string new_job_name() {
 }
 
 WorkerGroupSettings worker_group_settings(const LaunchOptions& options) {
-  WorkerGroupSettings settings{options, own_environment(), own_host_name(), options.console.quiet,
-                               static_cast<bool>(options.elastic)};
+  WorkerGroupSettings settings{options, own_environment(), own_host_name(), options.console.quiet, options.elastic.max};
   if (options.terminal_output && !shows_colours(options.console)) {
     // The workers' pseudo-terminal ends in a file or a pipe.
     set_variable(settings.environment, "TERM", "dumb");

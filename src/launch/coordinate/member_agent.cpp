@@ -93,6 +93,8 @@ class MemberAgent {
       join.devices_per_process = options_.devices_per_process;
       join.min_nodes = options_.nodes.min;
       join.max_nodes = options_.nodes.max;
+      join.min_workers = options_.elastic.min;
+      join.max_workers = options_.elastic.max;
     }
     link_->send(join);
   }
@@ -193,8 +195,8 @@ class MemberAgent {
     link_.reset();
     if (leaving_ || process_.stopped()) return;
     // A master whose process has ended does not come back; a master that was cut off may restart the group.
-    const bool may_return =
-        !shell_ended_ && !interrupted_ && reason != kLauncherGone && options_.restarts.max_restarts > 0;
+    const bool may_return = !shell_ended_ && !interrupted_ && reason != kLauncherGone &&
+                            (options_.restarts.max_restarts > 0 || options_.elastic);
     process_.console().say(fmt::format("maniple: the master at {} is lost: {}; this node ends its workers{}",
                                        to_string(place_), reason, may_return ? " and tries to reconnect" : ""));
     if (!may_return) return leave(1);

@@ -39,29 +39,21 @@ NodeAgent::NodeAgent(Poller& poller, Console& console, NodeSettings settings, Re
            .noticed = [this](const WorkerNotice& notice) { reply_(message::Noticed{generation_, notice}); }}) {}
 
 void NodeAgent::handle(const AgentMessage& message) {
-  std::visit(overloaded{[this](const message::Reserve& asked) { reserve(asked.generation); },
+  std::visit(overloaded{[this](const message::Reserve& asked) { reserve(asked); },
                         [this](const message::Start& asked) { start(asked); },
                         [this](const message::Signal& passed) { worker_group_.signal_all(passed.signal); },
                         [this](const message::Stop& stop) {
+                          if (!stop.leaves) worker_group_.announce_end();
                           worker_group_.end(stop.signal, std::chrono::milliseconds(stop.grace_ms), stop.reported);
                         },
-                        [this](const message::Members& members) { publish(members); },
+                        [this](const message::Members& members) {
+                          worker_group_.publish(static_cast<std::uint32_t>(members.members_generation), members.members,
+                                                members.host, members.port);
+                        },
                         [this](const message::Replace& asked) { replace(asked); },
-                        [this](const message::Kill& asked) { worker_group_.kill(asked.worker); }, [](const auto&) {}},
+                        [this](const message::Kill& asked) { worker_group_.signal(asked.worker, asked.signal); },
+                        [this](const message::Finish&) { worker_group_.finish(); }, [](const auto&) {}},
              message);
-}
-
-void NodeAgent::publish(const message::Members& members) {
-  try {
-    reserved_.reset();
-    reserved_ = reserve_port(settings_.master_address.with_port(0));
-    const Address bound = Address::of_socket(reserved_.get());
-    worker_group_.publish(static_cast<std::uint32_t>(members.members_generation), members.members, bound.host(),
-                          bound.port());
-  } catch (const Error& error) {
-    reply_(message::Failed{generation_,
-                           {.rank = 0, .host = settings_.worker_group.host, .code = 1, .error = error.what()}});
-  }
 }
 
 void NodeAgent::replace(const message::Replace& asked) {
@@ -73,11 +65,12 @@ void NodeAgent::replace(const message::Replace& asked) {
   }
 }
 
-void NodeAgent::reserve(int generation) {
-  message::Reserved answer{.generation = generation};
+void NodeAgent::reserve(const message::Reserve& asked) {
+  message::Reserved answer{.generation = asked.generation, .members_generation = asked.members_generation};
   try {
     reserved_.reset();
-    reserved_ = reserve_port(settings_.master_address);
+    const Address& master = settings_.master_address;
+    reserved_ = reserve_port(asked.members_generation > 0 ? master.with_port(0) : master);
     const Address bound = Address::of_socket(reserved_.get());
     answer.host = bound.host();
     answer.port = bound.port();
@@ -134,6 +127,7 @@ void NodeAgent::start(const message::Start& start) {
           sealed_memory("maniple-secret", {reinterpret_cast<const char*>(secret.bytes.data()), secret.bytes.size()});
     }
     node.secret_fd = secret_.get();
+    node.joins_late = start.joins_late;
     worker_group_.start(assignments, std::move(node), start.core_first, start.core_total);
   } catch (const ProgramError& error) {
     report_failed_start(start, error.what(), error.exit_code);

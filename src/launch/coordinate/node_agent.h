@@ -33,9 +33,8 @@ class NodeAgent {
   WorkerGroup& worker_group() noexcept { return worker_group_; }
 
  private:
-  void reserve(int generation);
+  void reserve(const message::Reserve& asked);
   void start(const message::Start& start);
-  void publish(const message::Members& members);
   void replace(const message::Replace& asked);
   void report_failed_start(const message::Start& start, const std::string& text, int code);
 

@@ -8,7 +8,6 @@
 #include "comm/base/check.h"
 
 namespace maniple::launch {
-namespace {
 
 std::optional<int> whole_number(std::string_view text) {
   int value = 0;
@@ -16,6 +15,8 @@ std::optional<int> whole_number(std::string_view text) {
   if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return value;
 }
+
+namespace {
 
 std::string devices_of(const WorkerAssignment& assignment) {
   if (assignment.device_count == 0) return "-";

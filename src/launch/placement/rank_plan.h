@@ -23,6 +23,9 @@
 
 namespace maniple::launch {
 
+/// nullopt if the text is anything else.
+std::optional<int> whole_number(std::string_view text);
+
 /// The number of processes of a node and of devices per process (0: devices are not assigned).
 struct NodeShape {
   std::string host = {};  ///< for tables and messages; may be empty

@@ -106,7 +106,11 @@ void WorkerGroup::start(const std::vector<WorkerAssignment>& assignments, NodeEn
   open_messages();
   node.init_fd = node.report_fd = messages_.rank_end();
   page_.reset();
-  if (settings_.elastic) node.members_fd = page_.emplace(MembershipPage::create(count)).fd();
+  if (settings_.elastic_max > 0) {
+    // Workers that leave may still run when others take their places.
+    const int places = std::max(count, 2 * settings_.elastic_max);
+    node.members_fd = page_.emplace(MembershipPage::create(places)).fd();
+  }
   node_ = std::move(node);
   killed_ = false;
   running_ = 0;
@@ -114,7 +118,7 @@ void WorkerGroup::start(const std::vector<WorkerAssignment>& assignments, NodeEn
   started_ = Poller::Clock::now();
   try {
     for (std::size_t i = 0; i < assignments.size(); ++i) {
-      start_member(assignments[i], /*joins_late=*/false);
+      start_member(assignments[i], node_.joins_late);
       if (settings_.verbose) {
         console_.say(fmt::format("maniple: rank {} is pid {}{}", assignments[i].rank, members_.back()->pid,
                                  cpus_.empty() ? "" : ", on cores " + describe_cpus(cpus_[i])));
@@ -125,7 +129,7 @@ void WorkerGroup::start(const std::vector<WorkerAssignment>& assignments, NodeEn
     become_idle();
     throw;
   }
-  if (!settings_.elastic) messages_.close_rank_end();
+  if (!page_) messages_.close_rank_end();
 }
 
 void WorkerGroup::open_messages() {
@@ -146,9 +150,9 @@ void WorkerGroup::receive_messages() {
     if (reporters.count(rank) != 0) take_report(*member, *messages_.failure_of(rank));
   }
   for (const WorkerNotice& notice : messages_.take_notices()) {
-    if (settings_.elastic && state_ == State::working) events_.noticed(notice);
+    if (page_ && (state_ == State::working || state_ == State::ending)) events_.noticed(notice);
   }
-  if (settings_.elastic) return;
+  if (page_) return;
   if (state_ == State::working && messages_.waiting() && !std::exchange(waiting_reported_, true)) {
     events_.waiting(*messages_.waiting());
   }
@@ -158,14 +162,14 @@ void WorkerGroup::start_member(const WorkerAssignment& assignment, bool joins_la
   node_.joins_late = joins_late;
   const Environment environment = rank_environment(settings_.environment, node_, assignment);
   const bool input = settings_.input && assignment.rank == 0 && may_read_input();
-  StartedProcess started =
-      start_process({.program = &*program_,
-                     .environment = &environment,
-                     .folder = settings_.folder,
-                     .input = input ? STDIN_FILENO : -1,
-                     .output = settings_.terminal_output ? StartOutput::terminal : StartOutput::pipes,
-                     .inherited = {node_.secret_fd, node_.init_fd, node_.members_fd},
-                     .cpus = cpus_.empty() ? nullptr : &cpus_[static_cast<std::size_t>(assignment.local_rank)]});
+  StartedProcess started = start_process(
+      {.program = &*program_,
+       .environment = &environment,
+       .folder = settings_.folder,
+       .input = input ? STDIN_FILENO : -1,
+       .output = settings_.terminal_output ? StartOutput::terminal : StartOutput::pipes,
+       .inherited = {node_.secret_fd, node_.init_fd, node_.members_fd},
+       .cpus = cpus_.empty() ? nullptr : &cpus_[static_cast<std::size_t>(assignment.local_rank) % cpus_.size()]});
   auto member = std::make_unique<Member>();
   member->assignment = assignment;
   member->pid = started.pid;
@@ -303,8 +307,8 @@ bool WorkerGroup::child_ended(pid_t pid, int code, int status) {
   end_held(member);
   if (!on_its_own) return true;
   if (!exit.failed()) events_.exited(exit);
-  const bool absent = !settings_.elastic && !exit.failed() && !messages_.is_initialised(exit.rank) &&
-                      !std::exchange(absent_reported_, true);
+  const bool absent =
+      !page_ && !exit.failed() && !messages_.is_initialised(exit.rank) && !std::exchange(absent_reported_, true);
   if (exit.failed() || absent) {
     read_from(member.out, true);
     read_from(member.err, true);
@@ -321,20 +325,21 @@ bool WorkerGroup::child_ended(pid_t pid, int code, int status) {
 
 void WorkerGroup::children_reaped() {
   if (state_ == State::working && running_ == 0) {
-    const auto is_well = [](const auto& member) { return member->ok; };
-    const bool all_well = settings_.elastic ? std::any_of(members_.begin(), members_.end(), is_well)
-                                            : std::all_of(members_.begin(), members_.end(), is_well);
-    if (!all_well) return;  // the handler of Events::failed calls end(), or replaces the workers
-    state_ = State::finishing;
-    // The workers' background processes end with the job.
-    if (!descendants().empty()) signal_descendants(SIGTERM);
-    timer_ = poller_.call_after(kLeftoverGrace, [this] { kill_rest(); });
+    const bool all_well = std::all_of(members_.begin(), members_.end(), [](const auto& member) { return member->ok; });
+    if (page_ || !all_well) return;  // the handler of Events calls end() or finish(), or replaces workers
+    wait_for_descendants();
   }
   if (state_ == State::finishing || state_ == State::ending) check_finished();
 }
 
+/// The workers' background processes end with the job.
+void WorkerGroup::wait_for_descendants() {
+  state_ = State::finishing;
+  if (!descendants().empty()) signal_descendants(SIGTERM);
+  timer_ = poller_.call_after(kLeftoverGrace, [this] { kill_rest(); });
+}
+
 void WorkerGroup::end(int signal, std::chrono::duration<double> grace, const std::vector<int>& reported) {
-  if (page_) page_->announce_end();
   for (const int rank : reported) repeated_.shown(rank);
   if (state_ == State::idle) {
     events_.ended();

@@ -42,8 +42,8 @@ struct WorkerGroupSettings : WorkerOptions {
   Environment environment = {};  ///< the launcher's own plus the variables of --env
   std::string host = {};         ///< for reports
   bool quiet = false;
-  bool elastic = false;  ///< workers may be lost and replaced while the others go on
-  bool input = true;     ///< rank 0 gets the launcher's standard input
+  int elastic_max = 0;  ///< of the whole job, if its workers may come and go while the others go on; 0: they may not
+  bool input = true;    ///< rank 0 gets the launcher's standard input
 };
 
 /// Creates the folder and its parents. Throws InvalidArgument if that fails or the folder is not writable.
@@ -56,8 +56,9 @@ class WorkerGroup {
     std::function<void(const RankExit&)> absent;  ///< a worker exited with 0 before init() was done; first one only
     std::function<void(int rank)> waiting;        ///< a worker waits in init() for all others; first one only
     std::function<void(const RankExit&)> exited;  ///< a worker exited with 0 while others worked
-    std::function<void()> finished;               ///< all exited with 0, and no descendants are left
-    std::function<void()> ended;                  ///< after end(): no descendants are left
+    /// All exited with 0, or finish() was called, and no descendants are left.
+    std::function<void()> finished;
+    std::function<void()> ended;                            ///< after end(): no descendants are left
     std::function<void(const WorkerNotice&)> noticed = {};  ///< in an elastic job
   };
 
@@ -69,10 +70,13 @@ class WorkerGroup {
   void start(const std::vector<WorkerAssignment>& assignments, NodeEnvironment node, int cores_first, int cores_total);
 
   // In an elastic job:
-  /// Starts the worker again after its process has ended. Throws like start(). `joins_late`: see NodeEnvironment.
+  /// Starts a new worker, or one again whose process has ended. Throws like start(). `joins_late`: see NodeEnvironment.
   void replace(int rank, bool joins_late);
-  /// Ends one worker at once.
-  void kill(int rank);
+  void signal(int rank, int signal);
+  /// Tells the workers that a signal, which follows, ends the whole job.
+  void announce_end();
+  /// All workers have ended.
+  void finish();
   /// Publishes a generation to the workers. `members`: worker numbers in rank order.
   void publish(std::uint32_t generation, const std::vector<int>& members, const std::string& host, int port);
 
@@ -126,6 +130,7 @@ class WorkerGroup {
   void close_outputs();
   void kill_rest();
   void give_up();
+  void wait_for_descendants();
   void check_finished();
   void become_idle();
 
