@@ -8,6 +8,7 @@
 //   --epochs N  --samples N
 //   --kill-every N    one rank kills itself after every N steps; 0 (default): never
 //   --log FOLDER      for TensorBoard, and log.jsonl
+//   --checkpoints FOLDER
 #include <unistd.h>
 
 #include <csignal>
@@ -44,10 +45,14 @@ std::uint64_t hash_of(const torch::nn::Sequential& net) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string log;
+  std::string log, checkpoints;
   std::size_t epochs = 2, samples = 4000, kill_every = 0;
   read_arguments(argc, argv,
-                 {{"--log", &log}, {"--epochs", &epochs}, {"--samples", &samples}, {"--kill-every", &kill_every}});
+                 {{"--log", &log},
+                  {"--checkpoints", &checkpoints},
+                  {"--epochs", &epochs},
+                  {"--samples", &samples},
+                  {"--kill-every", &kill_every}});
   maniple::init_process_group();
   torch::manual_seed(1);
   auto net = make_net();
@@ -58,6 +63,7 @@ int main(int argc, char** argv) {
   maniple::Trainer trainer(net, optimizer,
                            {.epochs = epochs,
                             .max_grad_norm = 5,
+                            .checkpoint = {.folder = checkpoints},
                             .log_every = 10,
                             .log_dir = log,
                             .on_step =

@@ -214,7 +214,10 @@ void Trainer::Impl::run() {
   stop_asked = false;
   const std::string resumed = detached ? std::string() : begin();
   rows_step = state.step;
-  if (options.graceful_stop) stop.emplace();
+  if (options.graceful_stop && elastic)
+    stop.emplace(GracefulStopOptions{.signals = {SIGINT, SIGTERM, SIGUSR1}});
+  else if (options.graceful_stop)
+    stop.emplace();
   log_rank = group ? group->rank() : detached ? 1 : 0;
   log.emplace(options, log_rank, is_initialized() && group == get_default_group(), state, resumed);
   const ModuleMode mode(strategy->module(), true);

@@ -1,5 +1,6 @@
 // A step of the Trainer, and an evaluation.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <sstream>
@@ -225,16 +226,21 @@ bool Trainer::Impl::after_step() {
   return state.end == TrainerEnd::none;
 }
 
-/// Whether stop() or a signal ends the training on all ranks. In an elastic job, a signal to one process makes it
-/// leave.
+/// Whether stop() or a signal ends the training on all ranks. In an elastic job, ranks that get a signal leave, and the
+/// others go on; if all of them do, the training ends.
 bool Trainer::Impl::stops_here() {
   if (!stop) return stop_asked;
-  if (elastic && !stop_asked && stop->requested() && !launcher_ends()) throw Leaves();
-  return stop->requested_anywhere(group, {});
+  if (!elastic) return stop->requested_anywhere(group, {});
+  const bool leaves = stop->requested() && !stop_asked && !launcher_ends();
+  std::array<std::int32_t, 2> ranks = {stop->requested() && !leaves ? 1 : 0, leaves ? 1 : 0};  // that end, that leave
+  if (group->size() > 1) group->all_reduce(buffer_of(ranks), ReduceOp::sum, {}, public_place());
+  if (ranks[0] > 0 || ranks[1] == group->size()) return true;
+  if (leaves) throw Leaves();
+  if (ranks[1] > 0) throw MembersChange();
+  return false;
 }
 
-// ---- Evaluations
-// -----------------------------------------------------------------------------------------------------
+// ---- Evaluations ----------------------------------------------------------------------------------------------------
 
 MetricRow Trainer::Impl::judge(const detail::TrainerData& data) {
   const auto scope = strategy->begin();
