@@ -75,6 +75,7 @@ void WorkerMessages::take(std::string_view message) {
     waiting_.erase(rank);
     initialised_.insert(rank);
     failures_.erase(rank);  // it goes on with another group
+    reporters_.erase(rank);
     notices_.push_back({.kind = Kind::joined, .rank = rank});
   } else if (const auto leaving = numbers_after("leaving", message); leaving.size() == 1) {
     notices_.push_back({.kind = Kind::leaving, .rank = static_cast<int>(leaving[0])});
@@ -97,6 +98,7 @@ void WorkerMessages::forget(int rank) {
   waiting_.erase(rank);
   initialised_.erase(rank);
   failures_.erase(rank);
+  reporters_.erase(rank);
 }
 
 void WorkerMessages::take_failure(int rank, ErrorInfo error) {

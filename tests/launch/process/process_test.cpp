@@ -151,6 +151,22 @@ TEST(WorkerMessages, AFailureThatFollowsFromAnotherDoesNotReplaceIt) {
   EXPECT_EQ(messages.failure_of(2), nullptr) << "the ranks of the next start have reported nothing";
 }
 
+TEST(WorkerMessages, ARankThatGoesOnIsNoReporter) {
+  for (const bool replaced : {false, true}) {
+    WorkerMessages messages;
+    messages.open();
+    const auto send = [&](const std::string& packet) {
+      ASSERT_EQ(::send(messages.rank_end(), packet.data(), packet.size(), 0), static_cast<ssize_t>(packet.size()));
+    };
+    send(encode_report({.rank = 2, .error = lost_by(2, 1)}));
+    if (!replaced) send("joined 2");  // both messages in one call of receive()
+    messages.receive();
+    if (replaced) messages.forget(2);
+    EXPECT_EQ(messages.failure_of(2), nullptr);
+    EXPECT_TRUE(messages.take_reporters().empty());
+  }
+}
+
 TEST(Ports, AReservedPortIsRankZerosAlone) {
   const UniqueFd held = reserve_port(Address::parse("127.0.0.1:0"));
   const Address address = Address::of_socket(held.get());
