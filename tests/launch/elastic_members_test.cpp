@@ -104,6 +104,26 @@ TEST(ElasticMembers, AReplacementEndsTheWait) {
   EXPECT_FALSE(job.ended);
 }
 
+TEST(ElasticMembers, AReplacementThatHangsBeforeInitIsReplacedUntilItIsGivenUp) {
+  Job job(2);
+  job.start();
+  job.dies(1);
+  job.all_join();
+  for (int start = 1; start < ElasticMembers::kMaxQuickFailures; ++start) {
+    EXPECT_EQ(job.replaced.size(), static_cast<std::size_t>(start));
+    job.wait(299);
+    EXPECT_EQ(job.killed.size(), static_cast<std::size_t>(start - 1));
+    ASSERT_TRUE(job.members.next_timer());
+    job.wait((*job.members.next_timer() - job.now).count());
+    ASSERT_EQ(job.killed.size(), static_cast<std::size_t>(start));
+    job.dies(1);
+    job.wait(30);
+  }
+  EXPECT_EQ(job.replaced.size(), std::size_t{ElasticMembers::kMaxQuickFailures - 1}) << job.text;
+  EXPECT_NE(job.text.find("worker 1 has failed 5 times in a row"), std::string::npos) << job.text;
+  EXPECT_FALSE(job.ended) << "worker 0 goes on";
+}
+
 TEST(ElasticMembers, ASuspectOfTheCurrentGenerationIsEnded) {
   Job job(3);
   job.start();

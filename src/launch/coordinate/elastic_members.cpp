@@ -222,6 +222,12 @@ MemberActions ElasticMembers::on_lost(int worker, std::uint32_t generation, cons
 MemberActions ElasticMembers::on_time(Time now) {
   for (int number = 0; number < static_cast<int>(workers_.size()); ++number) {
     Worker& worker = at(number);
+    if (starts_late(worker) && worker.started + join_timeout_ <= now) {
+      print(fmt::format("maniple: worker {} has not called init() for {:.0f} s, and is ended (--join-timeout)", number,
+                        join_timeout_.count()));
+      worker.started = now;  // its end counts as quick: the job gives up a worker that never calls it
+      actions_.emplace_back(members::Kill{number});
+    }
     if (worker.replace_at && *worker.replace_at <= now) start(number, now);
   }
   check(now);
@@ -240,6 +246,10 @@ std::optional<ElasticMembers::Time> ElasticMembers::next_timer() const {
   std::optional<Time> next = waiting_until_;
   for (const Worker& worker : workers_) {
     if (worker.replace_at) next = next ? std::min(*next, *worker.replace_at) : worker.replace_at;
+    if (starts_late(worker)) {
+      const Time limit = worker.started + join_timeout_;
+      next = next ? std::min(*next, limit) : limit;
+    }
   }
   return next;
 }

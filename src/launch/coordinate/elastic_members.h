@@ -126,6 +126,8 @@ class ElasticMembers {
   void end_late_workers();
   void drop(int worker);
   bool is_member(int worker) const { return std::find(members_.begin(), members_.end(), worker) != members_.end(); }
+  /// A replacement that has not called init(). (Before the first generation, the limit of init() ends the others.)
+  bool starts_late(const Worker& worker) const { return generation_ > 0 && worker.state == State::starting; }
   bool lives(int worker) const { return at(worker).state == State::ready; }
   Worker& at(int worker) { return workers_.at(static_cast<std::size_t>(worker)); }
   const Worker& at(int worker) const { return workers_.at(static_cast<std::size_t>(worker)); }
