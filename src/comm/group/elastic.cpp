@@ -20,6 +20,12 @@ namespace {
 /// because a member died meanwhile, and otherwise go on. Ranks that try again meet all the same (round.h).
 constexpr std::chrono::seconds kFirstLook{1};
 
+/// The ranks that did not come to the rendezvous. Without rank 0, which serves the store, the others are unknown.
+std::vector<int> missing_in(const Error& error, int own_rank) {
+  if (!error.info().ranks.empty() || own_rank == 0) return error.info().ranks;
+  return {0};
+}
+
 /// Waits for a generation after the worker's that it belongs to, and makes its world.
 std::shared_ptr<ProcessGroup> join(ElasticWorker& worker, const InitOptions& options, Deadline deadline) {
   notify_init_started(0);
@@ -31,6 +37,7 @@ std::shared_ptr<ProcessGroup> join(ElasticWorker& worker, const InitOptions& opt
                       "workers (see --elastic)",
                       seen));
       if (!worker.page.await(seen, deadline)) {
+        if (worker.page.ends()) throw Aborted("init: the launcher ends the job");
         throw Timeout(fmt::format("init: the launcher formed no group with this worker after generation {} in time",
                                   worker.generation),
                       {}, 0);
@@ -43,8 +50,10 @@ std::shared_ptr<ProcessGroup> join(ElasticWorker& worker, const InitOptions& opt
                                     .world_size = member.world_size,
                                     .host = member.host,
                                     .port = static_cast<std::uint16_t>(member.port)};
+    const Deadline limit_of_members = Deadline::after(options.timeout);
     for (Seconds look = kFirstLook; worker.page.generation() == seen; look *= 2) {
-      const Deadline limit = Deadline::sooner(deadline, Deadline::after(look));
+      const Deadline soon = Deadline::after(std::min(look, std::max(options.timeout, Seconds(kFirstLook))));
+      const Deadline limit = Deadline::sooner(deadline, soon);
       try {
         auto world = make_world(rendezvous_by_tcp(assignment, limit, seen), options, limit);
         worker.generation = seen;
@@ -52,8 +61,9 @@ std::shared_ptr<ProcessGroup> join(ElasticWorker& worker, const InitOptions& opt
       } catch (const Error& error) {
         const ErrorKind kind = error.kind();
         const bool may_pass = kind == ErrorKind::timeout || kind == ErrorKind::peer_lost || kind == ErrorKind::aborted;
-        if (!may_pass || deadline.expired()) throw;
+        if (!may_pass || deadline.expired() || worker.page.ends()) throw;
         log_debug("generation {} could not meet: {}", seen, error.what());
+        if (kind == ErrorKind::timeout && limit_of_members.expired()) notify_lost(seen, missing_in(error, member.rank));
       }
     }
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -17,6 +18,7 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x6d706c31;  // "1lpm"
 constexpr std::size_t kHostWords = 64;
+constexpr std::chrono::seconds kPause{1};  // of a worker that waits, between two looks at `ends`
 
 }  // namespace
 
@@ -108,8 +110,9 @@ Membership MembershipPage::read(int worker) const {
 bool MembershipPage::await(std::uint32_t generation, Deadline deadline) const {
   const Page& page = this->page();
   while (page.generation.load(std::memory_order_acquire) <= generation) {
-    if (deadline.expired()) return false;
-    futex_wait(page.generation, page.generation.load(), deadline);
+    if (deadline.expired() || ends()) return false;
+    const std::uint32_t seen = page.generation.load();
+    if (seen <= generation) futex_wait(page.generation, seen, Deadline::sooner(deadline, Deadline::after(kPause)));
   }
   return true;
 }

@@ -48,7 +48,7 @@ class MembershipPage {
   std::uint32_t generation() const noexcept;
   bool ends() const noexcept;
   Membership read(int worker) const;
-  /// Waits for a generation after `generation`. False if the deadline passes first.
+  /// Waits for a generation after `generation`. False if the deadline passes first, or the launcher ends all workers.
   bool await(std::uint32_t generation, Deadline deadline) const;
 
  private:
