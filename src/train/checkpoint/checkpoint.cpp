@@ -175,7 +175,7 @@ struct Checkpoint::Impl {
     for (const Part& part : parts) {
       if (part.divided != nullptr) states[part.name] = whole_of(part);  // already a copy
     }
-    if (ranks && ranks->rank() != 0) return;
+    if (ranks && ranks->rank() != 0) return loaded.reset();  // it may write the next one (Trainer in an elastic job)
     wait();
     for (const Part& part : parts) {
       if (part.divided == nullptr) states[part.name] = snapshot_of(whole_of(part));
@@ -241,15 +241,15 @@ struct Checkpoint::Impl {
       failure = std::current_exception();
     }
     throw_on_all(failure, *ranks, "could not copy the parts");
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      broadcast_state(states[i], descriptions[i], source, *ranks);
-      if (gives || failure) continue;
-      try {
+    // All parts or none: nothing communicates while they are loaded.
+    for (std::size_t i = 0; i < parts.size(); ++i) broadcast_state(states[i], descriptions[i], source, *ranks);
+    try {
+      for (std::size_t i = 0; i < parts.size() && !gives; ++i) {
         parts[i].load(SavedPart(states[i]), {}, divided);
-      } catch (const std::exception&) {
-        failure = std::current_exception();
+        states[i] = {};
       }
-      states[i] = {};
+    } catch (const std::exception&) {
+      failure = std::current_exception();
     }
     throw_on_all(failure, *ranks, format_text("could not take over the parts of rank {}", source));
   }
