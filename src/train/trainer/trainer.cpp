@@ -41,7 +41,7 @@ Trainer::Impl::Impl(detail::TrainerModel given_model, torch::optim::Optimizer& o
       accumulation(strategy->accumulation(options.accumulate)),
       best_so_far(stopping_options()),
       elastic(is_elastic_job()),
-      detached(elastic && is_detached(*get_default_group())) {
+      detached(elastic && (is_detached(*get_default_group()) || get_default_group()->size() > options.virtual_ranks)) {
   if (options.lr) {
     for (auto& parameters : optimizer.param_groups()) rates.push_back(parameters.options().get_lr());
   }
@@ -98,7 +98,7 @@ std::unique_ptr<TrainerStrategy> Trainer::Impl::made_strategy(detail::TrainerMod
 
 std::string Trainer::Impl::state_text() const {
   return format_text("epoch {} batch {} step {} samples {} ranks {}\n{}", state.epoch, state.batch, state.step,
-                     state.samples, strategy->data_ranks(), strategy->bits_text());
+                     state.samples, elastic ? options.virtual_ranks : strategy->data_ranks(), bits_text());
 }
 void Trainer::Impl::load_state(const std::string& text) {
   std::istringstream in(text);
@@ -115,13 +115,16 @@ void Trainer::Impl::load_state(const std::string& text) {
       "maniple::sampled(loader, sampler)",
       saved_ranks, strategy->data_ranks(), saved_ranks);
   const std::size_t line = text.find('\n');
-  if (line != std::string::npos) strategy->load_bits_text(text.substr(line + 1));
+  if (line != std::string::npos && strategy) strategy->load_bits_text(text.substr(line + 1));
+  if (line != std::string::npos && !strategy) bits = text.substr(line + 1);  // a rank was lost while it was made
   state = saved;
+  if (!received.empty()) load_progress(received);
 }
 void Trainer::Impl::save() {
   if (!checkpoint || options.checkpoint.folder.empty()) return;
   strategy->take_options();
   checkpoint->save(state.step, {});
+  saved_step = state.step;
 }
 
 // ---- The run
@@ -209,10 +212,13 @@ void Trainer::Impl::run() {
   for (const detail::TrainerData* data : {train, evaluation}) {
     if (data != nullptr && !detached) strategy->require_usable(*data);
   }
+  MANIPLE_REQUIRE(!elastic || train->cursor,
+                  "Trainer: an elastic job (maniple run --elastic) needs data with a cursor, as a DataLoader has: "
+                  "cursor_text() and load_cursor()");
   state.end = TrainerEnd::none;
   stage = Stage::between_epochs;
   stop_asked = false;
-  const std::string resumed = detached ? std::string() : begin();
+  const std::string resumed = elastic ? std::string() : begin();
   rows_step = state.step;
   if (options.graceful_stop && elastic)
     stop.emplace(GracefulStopOptions{.signals = {SIGINT, SIGTERM, SIGUSR1}});

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,7 @@ struct Trainer::Impl {
                                                         const TrainerOptions& options);
   std::unique_ptr<Checkpoint> made_checkpoint(CheckpointOptions of);
   EarlyStoppingOptions stopping_options() const;
+  std::string bits_text() const { return strategy ? strategy->bits_text() : bits; }
   std::string state_text() const;
   void load_state(const std::string& text);
   void save();
@@ -89,7 +91,11 @@ struct Trainer::Impl {
   bool is_elastic_job() const;
   void train_among_changes();
   void join_next_generation(std::vector<int> lost, std::string reason);
+  bool failed_elsewhere(const Error& error) const;
+  std::string same_job_text() const;
   void agree_on_state();
+  void begin_together();
+  void wait_for_checkpoints();
   void rebuild();
   std::string progress_text() const;
   void load_progress(const std::string& text);
@@ -114,10 +120,14 @@ struct Trainer::Impl {
   std::string cursor;  ///< cursor of the data when run() ended, or, in an elastic job, after the last committed step
   bool begun = false;
   bool stop_asked = false;
-  bool elastic = false;   ///< the members of the job may change
-  bool detached = false;  ///< this process replaces a lost one and has not joined yet
-  std::string bits;       ///< TrainerStrategy::bits_text() of the previous generation
-  int log_rank = 0;       ///< for which `log` was made
+  bool elastic = false;                          ///< the members of the job may change
+  bool detached = false;                         ///< this process replaces a lost one and has not joined yet
+  bool proven = false;                           ///< its bits have been compared with the others'
+  std::string bits;                              ///< TrainerStrategy::bits_text() for the next generation's strategy
+  std::string received;                          ///< during Checkpoint::copy_from: the source's progress_text()
+  std::set<int> newcomers;                       ///< ranks of the group that have joined the training just now
+  std::int64_t saved_step = -1, best_step = -1;  ///< of the latest checkpoints
+  int log_rank = 0;                              ///< for which `log` was made
 
   // Set while run() runs.
   const detail::TrainerData* train = nullptr;

@@ -159,6 +159,7 @@ bool Trainer::Impl::train_on(const detail::TrainerBatch& batch) {
   const int turn = accumulation->pending();
   if (elastic && turn == 0 && has_next_generation()) throw MembersChange();
   strategy->verify_bits(batch);
+  proven = true;
   if (turn == 0) {
     strategy->drop_gradients();
     strategy->begin_step();
@@ -189,7 +190,10 @@ bool Trainer::Impl::train_on(const detail::TrainerBatch& batch) {
   step_optimizer(batch);
   if (divided()) count_batch();
   strategy->end_step();
-  if (elastic) cursor = train->cursor();
+  if (elastic) {
+    cursor = train->cursor();
+    newcomers.clear();
+  }
   stage = Stage::committed;
   log->batch(divided() ? batch.samples * strategy->data_ranks() / strategy->ranks() : batch.samples);
   return after_step();
@@ -233,9 +237,9 @@ bool Trainer::Impl::stops_here() {
   if (!elastic) return stop->requested_anywhere(group, {});
   const bool leaves = stop->requested() && !stop_asked && !launcher_ends();
   std::array<std::int32_t, 2> ranks = {stop->requested() && !leaves ? 1 : 0, leaves ? 1 : 0};  // that end, that leave
-  if (group->size() > 1) group->all_reduce(buffer_of(ranks), ReduceOp::sum, {}, public_place());
-  if (ranks[0] > 0 || ranks[1] == group->size()) return true;
-  if (leaves) throw Leaves();
+  if (group && group->size() > 1) group->all_reduce(buffer_of(ranks), ReduceOp::sum, {}, public_place());
+  if (ranks[0] > 0 || ranks[1] == strategy->ranks()) return true;
+  if (leaves) throw Leaves{format_text("this process leaves the job after step {}", state.step)};
   if (ranks[1] > 0) throw MembersChange();
   return false;
 }
@@ -275,7 +279,10 @@ void Trainer::Impl::evaluate_now() {
 }
 
 void Trainer::Impl::keep_best() {
-  if (best && best_so_far.improved()) best->save(state.step, {});
+  if (!best || !best_so_far.improved()) return;
+  best->save(state.step, {});
+  best_step = state.step;
+  if (elastic) best->wait();  // if this rank is lost meanwhile, the others still have these weights
 }
 
 }  // namespace maniple

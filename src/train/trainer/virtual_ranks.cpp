@@ -363,7 +363,8 @@ std::unique_ptr<TrainerStrategy> make_over_virtual_ranks(const TrainerOptions& o
   MANIPLE_REQUIRE(!is_elastic() || !is_initialized() || group == get_default_group(),
                   "Trainer: in an elastic job (maniple run --elastic) leave DdpOptions::group empty: the default group "
                   "is replaced when members change");
-  if (group && is_detached(*group)) group = nullptr;  // it joins in fit()
+  // Joins in fit(), or leaves, if the job has more ranks than it can use.
+  if (group && is_elastic() && (is_detached(*group) || group->size() > options.virtual_ranks)) group = nullptr;
   // All refusals before DistributedDataParallel copies rank 0's parameters.
   VirtualRanks::of(options.virtual_ranks, group ? group->rank() : 0, group ? group->size() : 1);
   MANIPLE_REQUIRE(
