@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Workers of an elastic job are killed, stopped and asked to leave. The weights and the log equal the weights and the
-# log of an undisturbed run. Usage: elastic_example_test.sh MANIPLE PROGRAM
+# Workers of an elastic job are killed and asked to leave. The weights and the log equal the weights and the log of an
+# undisturbed run. (elastic_endurance_test.sh also stops workers.) Usage: elastic_example_test.sh MANIPLE PROGRAM
 set -euo pipefail
 maniple=$1 program=$2
 work=$(mktemp -d)
@@ -46,12 +46,6 @@ expected=$(weights "$work/output")
   fail "a job whose ranks kill themselves"
 (($(grep -c 'signal SIGKILL' "$work/output") >= 3)) || fail "fewer than 3 ranks were killed"
 same "ranks that kill themselves" killed
-
-start stopped
-kill -STOP "$(pid_of 1)"
-finish
-grep -q 'worker 1 is replaced' "$work/output" || fail "the stopped worker was not replaced"
-same "a rank that is stopped" stopped
 
 start left
 kill -TERM "$(pid_of 0)"

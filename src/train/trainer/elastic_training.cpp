@@ -310,6 +310,7 @@ void Trainer::Impl::rebuild() {
     log_rank = group->rank();
     log.emplace(options, log_rank, true, state, std::string());
   }
+  if (!last_row.empty()) log->write_again(last_row);
   for (const detail::TrainerData* data : {train, evaluation}) {
     if (data != nullptr) strategy->require_usable(*data);
   }
@@ -324,6 +325,7 @@ std::string Trainer::Impl::progress_text() const {
                                      std::to_string(saved_step),
                                      std::to_string(best_step),
                                      cursor,
+                                     last_row,
                                      text_of(state.train),
                                      text_of(state.evaluation)};
   for (const Metrics& part : metrics) fields.push_back(part.state_dict());
@@ -332,7 +334,7 @@ std::string Trainer::Impl::progress_text() const {
 
 void Trainer::Impl::load_progress(const std::string& text) {
   const std::vector<std::string> fields = unpacked(text);
-  constexpr std::size_t kFixed = 8;
+  constexpr std::size_t kFixed = 9;
   if (fields.size() != kFixed + metrics.size())
     throw ProtocolError("Trainer: another rank sent the progress of another training");
   stage = static_cast<Stage>(std::stoi(fields[0]));
@@ -341,8 +343,9 @@ void Trainer::Impl::load_progress(const std::string& text) {
   saved_step = std::stoll(fields[3]);
   best_step = std::stoll(fields[4]);
   cursor = fields[5];
-  state.train = row_of(fields[6]);
-  state.evaluation = row_of(fields[7]);
+  last_row = fields[6];
+  state.train = row_of(fields[7]);
+  state.evaluation = row_of(fields[8]);
   for (std::size_t i = 0; i < metrics.size(); ++i) metrics[i].load_state_dict(fields[kFixed + i]);
   begun = true;
 }

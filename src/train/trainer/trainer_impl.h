@@ -115,6 +115,7 @@ struct Trainer::Impl {
   std::vector<double> rates;     ///< rates of the optimizer's groups at the beginning, for options.lr
   Metrics uncounted;             ///< metrics of batches that other ranks count
   std::int64_t rows_step = 0;    ///< the step of the previous row
+  std::string last_row;          ///< the line of the latest row in log.jsonl
   TrainerState state;
   Stage stage = Stage::between_epochs;
   std::string cursor;  ///< cursor of the data when run() ended, or, in an elastic job, after the last committed step

@@ -27,12 +27,17 @@ class TrainingLog {
   void batch(double samples);
   void end_epoch();
 
-  /// Writes a row of metrics; `kind` is "train" or "evaluation".
-  void row(std::string_view kind, const TrainerState& state, const MetricRow& metrics, double lr);
+  /// Writes a row of metrics; `kind` is "train" or "evaluation". Returns its line of log.jsonl, on all ranks.
+  std::string row(std::string_view kind, const TrainerState& state, const MetricRow& metrics, double lr);
+
+  /// Writes the line of a row unless log.jsonl ends with it: rank 0 may have died before it wrote the row, or after.
+  void write_again(const std::string& line);
 
  private:
   void write_line(const std::string& line);
+  bool has(const std::string& line) const;
 
+  bool logs_;  ///< there is a log, of this rank or of another
   bool writes_;
   bool shows_;
   bool default_group_;

@@ -151,7 +151,7 @@ void Trainer::Impl::write_row() {
   state.train = total_of(metrics);
   rows_step = state.step;
   for (Metrics& part : metrics) part.add("loss", 0.0, 0);
-  log->row("train", state, state.train, rate());
+  last_row = log->row("train", state, state.train, rate());
 }
 
 /// Returns whether the training continues after this batch.
@@ -274,7 +274,7 @@ MetricRow Trainer::Impl::judge(const detail::TrainerData& data) {
 
 void Trainer::Impl::evaluate_now() {
   state.evaluation = judge(*evaluation);
-  log->row("evaluation", state, state.evaluation, rate());
+  last_row = log->row("evaluation", state, state.evaluation, rate());
   best_so_far.update(state.evaluation[options.monitor], {});
 }
 
