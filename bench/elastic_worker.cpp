@@ -23,33 +23,14 @@
 #include <string>
 #include <vector>
 
+#include "bench/elastic_models.h"
 #include <maniple/launch/spawn.h>
 #include <maniple/maniple.h>
 
 namespace {
 
-using Example = torch::data::Example<>;
-
-constexpr std::int64_t kPixels = 28;
-
-struct Images {
-  Example get(std::size_t index) const {
-    return {torch::full({1, kPixels, kPixels}, static_cast<float>(index % 17) / 17),
-            torch::tensor(static_cast<std::int64_t>(index % 10), torch::kLong)};
-  }
-  std::size_t size() const { return 1 << 20; }
-};
-
-torch::nn::Sequential made(const std::string& model) {
-  if (model == "cnn") {
-    return torch::nn::Sequential(torch::nn::Conv2d(1, 16, 5), torch::nn::BatchNorm2d(16), torch::nn::ReLU(),
-                                 torch::nn::MaxPool2d(2), torch::nn::Conv2d(16, 32, 5), torch::nn::ReLU(),
-                                 torch::nn::MaxPool2d(2), torch::nn::Flatten(), torch::nn::Linear(512, 128),
-                                 torch::nn::ReLU(), torch::nn::Dropout(0.1), torch::nn::Linear(128, 10));
-  }
-  return torch::nn::Sequential(torch::nn::Flatten(), torch::nn::Linear(784, 2048), torch::nn::ReLU(),
-                               torch::nn::Linear(2048, 2048), torch::nn::ReLU(), torch::nn::Linear(2048, 10));
-}
+using elastic_bench::Images;
+using elastic_bench::made;
 
 double now() {
   timespec time{};

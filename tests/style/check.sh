@@ -12,7 +12,7 @@ layers="comm/base comm/net comm/shm comm/store comm/rendezvous comm/call comm/tr
   comm/group comm/capi launch/process launch/jobs launch launch/spawn tools/doctor train/tensor train tools/bench tools/cli"
 
 # The only folders that may include LibTorch.
-torch_folders="src/train/ include/maniple/train/ include/maniple/dist.h include/maniple/maniple.h tests/train/ tests/style/ examples/ bench/ddp_worker.cpp bench/ddp_gpu_worker.cpp bench/optim_worker.cpp bench/train_worker.cpp bench/sharded_worker.cpp bench/elastic_worker.cpp"
+torch_folders="src/train/ include/maniple/train/ include/maniple/dist.h include/maniple/maniple.h tests/train/ tests/style/ examples/ bench/ddp_worker.cpp bench/ddp_gpu_worker.cpp bench/optim_worker.cpp bench/train_worker.cpp bench/sharded_worker.cpp bench/elastic_worker.cpp bench/elastic_faults_worker.cpp bench/elastic_models.h"
 
 forbidden_names="manager helper utils common misc"
 longest_file=450

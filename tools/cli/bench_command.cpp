@@ -15,6 +15,7 @@
 #include "comm/group/environment_check.h"
 #include "launch/process/rank_environment.h"
 #include "tools/bench/ddp_bench.h"
+#include "tools/bench/elastic_bench.h"
 #include "tools/bench/gpu_bench.h"
 #include "tools/bench/report.h"
 #include "tools/bench/runner.h"
@@ -197,16 +198,20 @@ int measure_ddp(const BenchArguments& arguments, const SignalWatch& watch, Progr
   return bench.failed() ? kFailed : 0;
 }
 
+using RowSink = ElasticBench::RowSink;
+using MoreRows = std::function<void(const Testbed&, const RowSink&)>;
+
 /// Measures parts of a training: a LibTorch program measures Maniple and its competitors in turn, and prints the table.
+/// `more` measures further rows.
 int measure_by_worker(const BenchArguments& arguments, const SignalWatch& watch, const std::string& program,
-                      std::vector<std::string> own_arguments) {
+                      std::vector<std::string> own_arguments, const MoreRows& more = nullptr) {
   ScratchDirectory scratch;
-  const std::string worker = Testbed::here(scratch).libexec + "/" + program;
+  const Testbed testbed = Testbed::here(scratch);
+  const std::string worker = testbed.libexec + "/" + program;
   if (access(worker.c_str(), X_OK) != 0) {
-    throw Unsupported(
-        fmt::format("this build has no {}: it was made without LibTorch (Debian: apt-get install "
-                    "libtorch-dev, then build again)",
-                    worker));
+    throw Unsupported(fmt::format(
+        "this build has no {}: it was made without LibTorch (Debian: apt-get install libtorch-dev, then build again)",
+        worker));
   }
   ChildSpec spec;
   spec.name = program;
@@ -221,6 +226,12 @@ int measure_by_worker(const BenchArguments& arguments, const SignalWatch& watch,
     }
   };
   run_process_set({spec}, on_line, Deadline::after(Seconds(arguments.timeout_s)), watch);
+  if (more) {
+    more(testbed, [&](const std::string& line, const nlohmann::ordered_json& row) {
+      print(line + "\n");
+      rows.push_back(row);
+    });
+  }
   if (!arguments.json.empty()) write_file(arguments.json, report_text(this_machine(), rows));
   return 0;
 }
@@ -283,9 +294,13 @@ int measure_and_report(const BenchArguments& arguments) {
     const std::string& models = arguments.models;
     if (kind == "optim")
       return measure_by_worker(arguments, watch, "optim_worker", {models.empty() ? "small,large" : models, seconds});
+    const int ranks = parse_ranks(arguments.ranks).front();
     if (kind == "sharded" || kind == "elastic") {
-      const std::string ranks = std::to_string(parse_ranks(arguments.ranks).front());
-      return measure_by_worker(arguments, watch, kind + "_worker", {ranks, seconds});
+      const auto faults = [&](const Testbed& testbed, const RowSink& on_row) {
+        ElasticBench(testbed, watch, arguments.timeout_s, on_row).run(ranks, std::stod(seconds) / 2);
+      };
+      return measure_by_worker(arguments, watch, kind + "_worker", {std::to_string(ranks), seconds},
+                               kind == "elastic" ? MoreRows(faults) : MoreRows());
     }
     if (kind == "weights")
       return measure_by_worker(arguments, watch, "train_worker", {kind, seconds, models.empty() ? "2G" : models});
@@ -303,7 +318,6 @@ int measure_and_report(const BenchArguments& arguments) {
   const std::vector<Block> blocks = plan_blocks(request_of(arguments));
   const std::vector<Row> rows = measure_all(runner, progress, blocks, !arguments.no_limit,
                                             core_sizes(parse_sizes(arguments.sizes)), arguments.budget_ms / 1e3);
-
   for (const std::string& warning : runner.warnings()) fmt::print(stderr, "maniple: {}\n", warning);
   if (!arguments.json.empty()) write_file(arguments.json, report_text(this_machine(), rows));
   if (!arguments.csv.empty()) write_file(arguments.csv, csv_text(rows));
