@@ -116,6 +116,7 @@ void Coordinator::admit(Node node) {
                             .host = first_address_.host,
                             .port = first_address_.port,
                             .joins_late = elastic_.generation() > 0});
+  carry_out(MemberActions{});  // its workers have a limit for init()
 }
 
 /// `info`: of the node, which is no longer in nodes_.
