@@ -1,5 +1,5 @@
-// Random elastic jobs: workers die, come, leave and meet at random times, on several nodes that come and go, and the job
-// is resized.
+// Random elastic jobs: workers die, come, leave and meet at random times, on several nodes that come and go; the job is
+// resized.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x6d706c31;  // "1lpm"
 constexpr std::size_t kHostWords = 64;
-constexpr std::chrono::seconds kPause{1};  // of a worker that waits, between two looks at `ends`
+constexpr std::chrono::seconds kPause{1};  // of a worker that waits, between two polls at `ends`
 
 }  // namespace
 
