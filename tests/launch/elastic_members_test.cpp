@@ -72,6 +72,33 @@ TEST(ElasticMembers, ReplacementsOfAWorkerThatKeepsFailingAreDelayedAndEnd) {
   EXPECT_EQ(job.formed.back(), Members({0}));
 }
 
+TEST(ElasticMembers, AnErrorOfAllWorkersThatComesAgainAndAgainEndsTheJob) {
+  Job job(2);
+  job.start();
+  for (int time = 1; time <= ElasticMembers::kMaxErrorsOfAll; ++time) {
+    EXPECT_FALSE(job.ended);
+    job.wait(1000);
+    job.fails(time % 2);
+    job.fails(1 - time % 2);
+    if (time < ElasticMembers::kMaxErrorsOfAll) job.start();
+  }
+  EXPECT_TRUE(job.ended);
+  EXPECT_NE(job.text.find("all workers have ended with errors 5 times; the job ends"), std::string::npos) << job.text;
+  EXPECT_EQ(job.replaced.size(), 2u * ElasticMembers::kMaxErrorsOfAll - 1) << "none after the end";
+}
+
+TEST(ElasticMembers, AJobWhoseWorkersAreAllKilledAgainAndAgainGoesOn) {
+  Job job(2);
+  job.start();
+  for (int time = 1; time <= 20; ++time) {
+    job.wait(1000);
+    job.fails(1);
+    job.dies(0);
+    job.start();
+  }
+  EXPECT_FALSE(job.ended);
+}
+
 TEST(ElasticMembers, BelowTheMinimumTheJobWaitsAndThenEnds) {
   Job job(2, {2, 4});
   job.start();

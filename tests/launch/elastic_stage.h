@@ -37,6 +37,7 @@ struct ElasticStage {
     for (const int worker : std::vector<int>(members.ranks())) joined(worker);
   }
   void dies(int worker) { take(members.on_exit({.rank = worker, .pid = 100 + worker, .signal = SIGKILL}, now)); }
+  void fails(int worker) { take(members.on_exit({.rank = worker, .pid = 100 + worker, .code = 1}, now)); }
   void ends(int worker) { take(members.on_exit({.rank = worker, .pid = 100 + worker}, now)); }
   void leaves(int worker) {
     take(members.on_leaving(worker, now));

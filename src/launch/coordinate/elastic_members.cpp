@@ -18,6 +18,7 @@ void ElasticMembers::begin() {
   finishing_ = false;
   over_ = ended_ = false;
   waiting_until_.reset();
+  errors_of_all_ = 0;
 }
 
 int ElasticMembers::add_node(int node, int workers, Time now) {
@@ -77,6 +78,7 @@ MemberActions ElasticMembers::on_exit(const RankExit& exit, Time now) {
   if (!knows(exit.rank)) return {};
   Worker& worker = at(exit.rank);
   worker.runs = false;
+  const bool was_last = is_member(exit.rank) && members_.size() == 1;
   if (exit.failed() || worker.leaving || (is_member(exit.rank) && joined_.count(exit.rank) == 0)) drop(exit.rank);
   if (worker.leaving) {
     worker.state = State::left;
@@ -90,7 +92,10 @@ MemberActions ElasticMembers::on_exit(const RankExit& exit, Time now) {
     const bool quick = now - worker.started < kStable;
     worker.quick_failures = quick ? worker.quick_failures + 1 : 0;
     std::string text = describe_failure(exit, static_cast<int>(workers_.size()));
-    if (finishing_) {
+    if (was_last && exit.signal == 0 && !exit.consequence) ++errors_of_all_;
+    if (errors_of_all_ >= kMaxErrorsOfAll) {
+      text += fmt::format("\nmaniple: all workers have ended with errors {} times; the job ends", errors_of_all_);
+    } else if (finishing_) {
       text += "\nmaniple: it is not replaced: the training is over";
     } else if (worker.quick_failures >= kMaxQuickFailures) {
       text += fmt::format("\nmaniple: worker {} has failed {} times in a row; it is not replaced", exit.rank,
@@ -102,6 +107,7 @@ MemberActions ElasticMembers::on_exit(const RankExit& exit, Time now) {
                                 : fmt::format("\nmaniple: worker {} is replaced", exit.rank);
     }
     print(std::move(text));
+    if (errors_of_all_ >= kMaxErrorsOfAll && !ended_) end();
   }
   finish_if_over();
   return on_time(now);
@@ -301,6 +307,7 @@ void ElasticMembers::form(std::vector<int> members) {
 /// Ends the job, which has too few workers. Those that live and have the state meet once more, to save it.
 void ElasticMembers::end() {
   ended_ = true;
+  for (Worker& worker : workers_) worker.replace_at.reset();
   std::vector<int> survivors;
   std::copy_if(members_.begin(), members_.end(), std::back_inserter(survivors),
                [&](int worker) { return lives(worker); });

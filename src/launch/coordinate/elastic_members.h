@@ -71,6 +71,9 @@ class ElasticMembers {
   /// A worker that fails this often in a row, each time within kStable of its start, is given up.
   static constexpr int kMaxQuickFailures = 5;
   static constexpr Time kStable{60.0};
+  /// The job ends after this many generations whose last member ended with an error of its own: every process that
+  /// repeats the step would meet it again.
+  static constexpr int kMaxErrorsOfAll = 5;
 
   /// `nodes_may_join`: below the minimum it is worth waiting, even if no worker is being replaced.
   ElasticMembers(ElasticRange range, RestartPolicy policy, Time join_timeout, bool nodes_may_join)
@@ -150,6 +153,7 @@ class ElasticMembers {
   bool over_ = false;                  // Finish was returned
   bool ended_ = false;                 // End was returned
   std::optional<Time> waiting_until_;  // too few workers
+  int errors_of_all_ = 0;              // how often the last member ended with an error of its own
   int code_ = 1;                       // of the last failure
   MemberActions actions_;
 };

@@ -146,7 +146,7 @@ while_saving() {
 hangs_at_start() { bare; run 3 1:3 --fault kill:loss:5:2 --fault hang:main:-1:2:1; same_as plain; }
 stops_in_transfer() {
   bare
-  run 3 1:3 --fault kill:loss:5:2 "${joined[@]}" --fault stop:loading:-1:2:1 --fault stop:saving:-1:0
+  run 3 1:3 --timeout 4 --fault kill:loss:5:2 "${joined[@]}" --fault stop:loading:-1:2:1 --fault stop:saving:-1:0
   same_as plain
 }
 stops_while_forming() {
@@ -216,7 +216,7 @@ interrupted_below_the_minimum() {
 # --- more parts of the Trainer
 
 early_stopping() {
-  local options=(--patience 1 --evaluate-every 1 --checkpoints 1 --epochs 4)
+  local options=(--patience 1 --evaluate-every 1 --checkpoints 1 --epochs 4 --learning-rate 0.02)
   undisturbed early "${options[@]}"
   run 3 1:3 "${options[@]}" --fault kill:evaluation:4:0 --fault kill:loss:5:1
   same_as early

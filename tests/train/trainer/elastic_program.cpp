@@ -7,6 +7,7 @@
 //
 //   --fault ACTION:POINT:STEP:WORKERS[:START]   may be given several times
 //     ACTION    kill, stop (SIGSTOP), hang, throw, term (SIGTERM), term_kill, or next: wait for the next generation
+//               if the current one is smaller than the first one of this process
 //     POINT     main, made (before fit), loss, step, evaluation, epoch, saving, loading, returned, or forming: when the
 //               launcher publishes generation STEP
 //     STEP      finished steps at that point; -1: any
@@ -46,7 +47,7 @@ struct Fault {
 };
 
 std::string folder;
-int worker = 0, starts = 0;
+int worker = 0, starts = 0, first_size = 0;
 std::vector<Fault> faults;
 const maniple::Trainer* running = nullptr;
 
@@ -73,7 +74,7 @@ void act(const std::string& action) {
   if (action == "stop") ::raise(SIGSTOP);
   if (action == "term" || action == "term_kill") ::raise(SIGTERM);
   if (action == "term_kill") ::raise(SIGKILL);
-  if (action == "next") {
+  if (action == "next" && maniple::get_world_size() < first_size) {
     const maniple::ElasticWorker& own = *maniple::elastic_worker();
     own.page.await(own.generation, maniple::Deadline::never());
   }
@@ -119,23 +120,12 @@ std::uint64_t hash_of(const torch::nn::Sequential& net) {
 }
 
 /// Options, with their defaults.
-std::map<std::string, std::string> given = {{"virtual-ranks", "4"},
-                                            {"virtual-threads", "1"},
-                                            {"seed", "1"},
-                                            {"width", "8"},
-                                            {"samples", "360"},
-                                            {"test-samples", "50"},
-                                            {"epochs", "2"},
-                                            {"optimizer", "adamw"},
-                                            {"evaluate-every", "0"},
-                                            {"save-every", "0"},
-                                            {"patience", "0"},
-                                            {"checkpoints", "0"},
-                                            {"timeout", "1800"},
-                                            {"clip", "5"},
-                                            {"allow-different", "0"},
-                                            {"max-steps", "0"},
-                                            {"pace-ms", "0"}};
+std::map<std::string, std::string> given = {
+    {"virtual-ranks", "4"},     {"virtual-threads", "1"}, {"seed", "1"},       {"width", "8"},
+    {"samples", "360"},         {"test-samples", "50"},   {"epochs", "2"},     {"optimizer", "adamw"},
+    {"learning-rate", "0.002"}, {"evaluate-every", "0"},  {"save-every", "0"}, {"patience", "0"},
+    {"checkpoints", "0"},       {"timeout", "1800"},      {"clip", "5"},       {"allow-different", "0"},
+    {"max-steps", "0"},         {"pace-ms", "0"}};
 
 long number(const std::string& name) { return std::stol(given.at(name)); }
 
@@ -167,6 +157,7 @@ void read_options(int argc, char** argv) {
 int run() {
   at("main");
   maniple::init_process_group({.timeout = std::chrono::seconds(number("timeout"))});
+  first_size = maniple::get_world_size();
   watch_generations();
   torch::manual_seed(static_cast<std::uint64_t>(number("seed")));
   namespace nn = torch::nn;
@@ -175,7 +166,8 @@ int run() {
                      nn::MaxPool2d(4), nn::Flatten(), nn::Dropout(0.2), nn::Linear(width * 9, 10));
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   if (given.at("optimizer") == "adamw")
-    optimizer = std::make_unique<torch::optim::AdamW>(net->parameters(), torch::optim::AdamWOptions(2e-3));
+    optimizer = std::make_unique<torch::optim::AdamW>(net->parameters(),
+                                                      torch::optim::AdamWOptions(std::stod(given.at("learning-rate"))));
   else
     optimizer = std::make_unique<torch::optim::SGD>(net->parameters(), torch::optim::SGDOptions(1e-2).momentum(0.9));
   maniple::LrScheduler scheduler(*optimizer, maniple::lr::linear({.steps = 40}));
